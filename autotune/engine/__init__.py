@@ -1,0 +1,1 @@
+"""Where servers come from: one seam (base), a real process, a simulation."""

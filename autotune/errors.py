@@ -1,0 +1,231 @@
+"""The one error tree. Each error carries its facts as fields and its own documented exit code.
+
+```
+AutotuneError
+├─ BadInput                      what the operator wrote
+│  ├─ UnknownName  (10 model, 11 workload, 12 space, 13 node, 14 flag, 22 study, 23 trial)
+│  ├─ InvalidFile           15   a YAML file: file, key path, value, what is allowed
+│  ├─ InvalidOption         24   a command-line value: option, value, what is allowed
+│  ├─ NoFeasibleConfig      16   the space holds nothing that can start on this node
+│  └─ StudyMismatch         21   same study name, different question
+├─ VllmCommandError         17   the server command cannot be run or is not vLLM
+├─ StorageError             18   read-only, full disk, not a database
+│  ├─ StorageLocked         19   another program holds the database
+│  └─ SchemaMismatch        29   written by another version
+├─ UnsupportedHardware      20   ROCm, MIG
+├─ StudyBusy                25   another tuner runs this study (or uses this node)
+├─ NotPromotable            26   simulated, or nothing measured
+├─ StudyFatal               27   no config can fix it: driver, gated model, missing dependency
+└─ Interrupted             130   Ctrl-C or TERM; everything is on disk
+```
+
+Exit code 0 is success, 1 an internal error (a bug of ours), 2 a usage error reported by the argument parser,
+28 a study that ended without one measured trial.
+`LaunchFailed` and `ServerDied` (engine/base.py) are results, not errors of the program:
+a trial turns them into an outcome.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the `autotune` command; docs/exit-codes.md has a heading for each."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    UNKNOWN_MODEL = 10
+    UNKNOWN_WORKLOAD = 11
+    UNKNOWN_SPACE = 12
+    UNKNOWN_NODE = 13
+    UNKNOWN_FLAG = 14
+    INVALID_FILE = 15
+    NO_FEASIBLE_CONFIG = 16
+    VLLM_COMMAND = 17
+    STORAGE = 18
+    STORAGE_LOCKED = 19
+    UNSUPPORTED_HARDWARE = 20
+    STUDY_MISMATCH = 21
+    UNKNOWN_STUDY = 22
+    UNKNOWN_TRIAL = 23
+    INVALID_OPTION = 24
+    STUDY_BUSY = 25
+    NOT_PROMOTABLE = 26
+    STUDY_FATAL = 27
+    NOTHING_MEASURED = 28
+    SCHEMA_MISMATCH = 29
+    INTERRUPTED = 130
+
+
+class AutotuneError(Exception):
+    """Base of everything this program raises on purpose.
+
+    Attributes:
+        exit_code: what the command ends with.
+        hint: what to do next, one sentence; empty when the message already says it.
+    """
+
+    exit_code: ExitCode = ExitCode.INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class BadInput(AutotuneError):
+    """The operator's input cannot be used."""
+
+
+_KIND_EXIT = {
+    "model": ExitCode.UNKNOWN_MODEL,
+    "workload": ExitCode.UNKNOWN_WORKLOAD,
+    "search space": ExitCode.UNKNOWN_SPACE,
+    "node": ExitCode.UNKNOWN_NODE,
+    "flag": ExitCode.UNKNOWN_FLAG,
+    "study": ExitCode.UNKNOWN_STUDY,
+    "trial": ExitCode.UNKNOWN_TRIAL,
+}
+
+
+class UnknownName(BadInput):
+    """A name that stands for nothing we know; says the nearest ones.
+
+    Args:
+        kind: one of model, workload, search space, node, flag, study, trial.
+        name: the name seen.
+        allowed: the names that would have been accepted.
+        source: where it was read (a file and key, or an option).
+    """
+
+    def __init__(self, kind: str, name: str, allowed: Sequence[str], *, source: str = "", hint: str = "") -> None:
+        near = get_close_matches(name, allowed, n=3, cutoff=0.4)
+        where = f"{source}: " if source else ""
+        shown = ", ".join(near) if near else ", ".join(sorted(allowed)[:12])
+        label = "did you mean" if near else "known"
+        tail = f" ({label}: {shown})" if shown else ""
+        super().__init__(f"{where}unknown {kind} {name!r}{tail}", hint=hint)
+        self.kind, self.name, self.allowed, self.source = kind, name, tuple(allowed), source
+        self.exit_code = _KIND_EXIT[kind]
+
+
+class InvalidFile(BadInput):
+    """A file that does not say what it should: file, key path, value seen, what is allowed."""
+
+    exit_code = ExitCode.INVALID_FILE
+
+    def __init__(self, file: str, key: str, value: object, allowed: str, *, hint: str = "") -> None:
+        at = f" at {key}" if key else ""
+        super().__init__(f"{file}{at}: {_shorten(value)} is not accepted; allowed: {allowed}", hint=hint)
+        self.file, self.key, self.value, self.allowed = file, key, value, allowed
+
+
+class InvalidOption(BadInput):
+    """A command-line value that parses but cannot be used."""
+
+    exit_code = ExitCode.INVALID_OPTION
+
+    def __init__(self, option: str, value: object, allowed: str, *, hint: str = "") -> None:
+        super().__init__(f"{option}: {_shorten(value)} is not accepted; allowed: {allowed}", hint=hint)
+        self.option, self.value, self.allowed = option, value, allowed
+
+
+class NoFeasibleConfig(BadInput):
+    """Every config of the space is refused by a rule; carries the reasons and how many configs each refused."""
+
+    exit_code = ExitCode.NO_FEASIBLE_CONFIG
+
+    def __init__(self, space: str, node: str, reasons: Sequence[tuple[str, int]], *, hint: str = "") -> None:
+        lines = "\n".join(f"  {count} configs: {reason}" for reason, count in reasons[:8])
+        super().__init__(f"search space {space!r} has no config that can start on {node}:\n{lines}", hint=hint)
+        self.space, self.node, self.reasons = space, node, tuple(reasons)
+
+
+class StudyMismatch(BadInput):
+    """The study of this name asked a different question; carries (what, stored, now) for each difference."""
+
+    exit_code = ExitCode.STUDY_MISMATCH
+
+    def __init__(self, study: str, differences: Sequence[tuple[str, str, str]]) -> None:
+        lines = "\n".join(
+            f"  {what}: the study has {_shorten(old)}, this command has {_shorten(new)}"
+            for what, old, new in differences
+        )
+        super().__init__(
+            f"study {study!r} exists and cannot be continued, because its results would not be comparable:\n{lines}",
+            hint="Choose another --name for the new question, or repeat the command with the study's own values.",
+        )
+        self.study, self.differences = study, tuple(differences)
+
+
+class VllmCommandError(AutotuneError):
+    """The server command cannot be run, or what answers is not vLLM."""
+
+    exit_code = ExitCode.VLLM_COMMAND
+
+
+class StorageError(AutotuneError):
+    """The database or a results file cannot be read or written."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class StorageLocked(StorageError):
+    """Another program holds the database longer than the busy timeout."""
+
+    exit_code = ExitCode.STORAGE_LOCKED
+
+
+class SchemaMismatch(StorageError):
+    """The database was written by another version of autotune or Optuna."""
+
+    exit_code = ExitCode.SCHEMA_MISMATCH
+
+
+class UnsupportedHardware(AutotuneError):
+    """A machine that this program refuses to tune rather than guess (ROCm, MIG)."""
+
+    exit_code = ExitCode.UNSUPPORTED_HARDWARE
+
+
+class StudyBusy(AutotuneError):
+    """Another tuner process is running this study."""
+
+    exit_code = ExitCode.STUDY_BUSY
+
+
+class NotPromotable(AutotuneError):
+    """A trial that must not reach production: simulated, or not measured."""
+
+    exit_code = ExitCode.NOT_PROMOTABLE
+
+
+class StudyFatal(AutotuneError):
+    """A fault that no config can cure (driver, gated model, missing dependency): the study stops, everything is kept."""
+
+    exit_code = ExitCode.STUDY_FATAL
+
+
+class NothingMeasured(AutotuneError):
+    """The study ended without a single measured trial, so there is no front."""
+
+    exit_code = ExitCode.NOTHING_MEASURED
+
+
+class Interrupted(AutotuneError):
+    """Ctrl-C or TERM; the running attempt is stopped and stored, the study goes on with the same command."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def _shorten(value: object, limit: int = 120) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = repr(text) if isinstance(value, str) else text
+    return text if len(text) <= limit else text[: limit - 1] + "…"

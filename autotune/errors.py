@@ -208,7 +208,7 @@ class NotPromotable(AutotuneError):
 
 
 class StudyFatal(AutotuneError):
-    """A fault that no config can cure (driver, gated model, missing dependency): the study stops, everything is kept."""
+    """No config can cure it (driver, gated model, missing dependency): the study stops, everything is kept."""
 
     exit_code = ExitCode.STUDY_FATAL
 

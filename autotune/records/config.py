@@ -1,0 +1,149 @@
+"""Closed sets of words, and the config."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+Value = bool | int | float | str | None
+"""A flag's value: None leaves vLLM's own default, True/False pick `--flag` / `--no-flag`."""
+
+
+class EngineKind(StrEnum):
+    """Where servers come from."""
+
+    SIMULATED = "simulated"
+    PROCESS = "process"
+
+
+class ClockKind(StrEnum):
+    """What a duration was measured on; stored with every figure."""
+
+    WALL = "wall"
+    VIRTUAL = "virtual"
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    MEASURED = "measured"
+    INFEASIBLE = "infeasible"
+    FAULTED = "faulted"
+    ABANDONED = "abandoned"
+    REJECTED = "rejected"
+
+
+COUNTED_OUTCOMES = frozenset({Outcome.MEASURED, Outcome.INFEASIBLE, Outcome.FAULTED, Outcome.ABANDONED})
+"""Outcomes that cost a launch and so count against `--trials`."""
+
+
+class Origin(StrEnum):
+    """Who proposed a trial's config."""
+
+    BASELINE = "baseline"
+    ENQUEUED = "enqueued"
+    SAMPLER = "sampler"
+    REPEAT = "repeat"
+
+
+class Phase(StrEnum):
+    """What an attempt is doing; every change is stored."""
+
+    WAITING = "waiting"
+    LAUNCHING = "launching"
+    WARMING = "warming"
+    MEASURING = "measuring"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class FailureClass(StrEnum):
+    """Root causes, in the words of `autotune diagnose`."""
+
+    OOM_AT_LOAD = "oom_at_load"
+    OOM_AT_WARMUP = "oom_at_warmup"
+    OOM_UNDER_LOAD = "oom_under_load"
+    KV_CACHE_NONE = "kv_cache_none"
+    KV_CACHE_TOO_SMALL = "kv_cache_too_small"
+    STATE_CACHE_TOO_SMALL = "state_cache_too_small"
+    GPU_BUSY = "gpu_busy"
+    GPU_COUNT = "gpu_count"
+    INDIVISIBLE = "indivisible"
+    INVALID_FLAG = "invalid_flag"
+    INVALID_COMBINATION = "invalid_combination"
+    KV_DTYPE_UNSUPPORTED = "kv_dtype_unsupported"
+    MODEL_ACCESS = "model_access"
+    MODEL_UNKNOWN = "model_unknown"
+    DRIVER = "driver"
+    NCCL = "nccl"
+    SHARED_MEMORY = "shared_memory"
+    PORT_IN_USE = "port_in_use"
+    COMPILE_CACHE = "compile_cache"
+    MISSING_DEPENDENCY = "missing_dependency"
+    HANG = "hang"
+    CRASH = "crash"
+    HEALTHY = "healthy"
+
+
+STUDY_FATAL_CLASSES = frozenset(
+    {
+        FailureClass.DRIVER,
+        FailureClass.MODEL_ACCESS,
+        FailureClass.MODEL_UNKNOWN,
+        FailureClass.MISSING_DEPENDENCY,
+    }
+)
+"""No config cures these: the study stops."""
+
+ENVIRONMENT_CLASSES = frozenset(
+    {
+        FailureClass.GPU_BUSY,
+        FailureClass.NCCL,
+        FailureClass.SHARED_MEMORY,
+        FailureClass.PORT_IN_USE,
+        FailureClass.COMPILE_CACHE,
+        FailureClass.HANG,
+        FailureClass.CRASH,
+    }
+)
+"""Bounded retry, nothing taught; HANG and CRASH turn infeasible when every attempt repeats them."""
+
+INFEASIBLE_CLASSES = frozenset(FailureClass) - STUDY_FATAL_CLASSES - ENVIRONMENT_CLASSES - {FailureClass.HEALTHY}
+"""The config is bad: the sampler learns it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One value per parameter, ordered by name.
+
+    A parameter is a `vllm serve` flag without its dashes (`max-num-seqs`) or an environment variable of the server
+    (`env:VLLM_CPU_KVCACHE_SPACE`).
+    """
+
+    params: tuple[tuple[str, Value], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Config:
+        """A config from a mapping; order of keys does not matter."""
+        return cls(params=tuple(sorted(values.items())))
+
+    def __iter__(self) -> Iterator[tuple[str, Value]]:
+        return iter(self.params)
+
+    def get(self, name: str, default: Value = None) -> Value:
+        """The value of a parameter, or `default` when the config does not name it."""
+        return dict(self.params).get(name, default)
+
+    def as_dict(self) -> dict[str, Value]:
+        """A fresh mapping of the parameters."""
+        return dict(self.params)
+
+    @property
+    def hash(self) -> str:
+        """Canonical hash, 12 hex digits. A None value (vLLM's default) hashes like an absent parameter."""
+        given = {name: value for name, value in self.params if value is not None}
+        text = json.dumps(given, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,96 @@
+"""Load levels, planned requests and what happened to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Arrivals(StrEnum):
+    """How requests of a level are started."""
+
+    CLOSED = "closed"
+    CONSTANT = "constant"
+    POISSON = "poisson"
+
+
+class LevelRole(StrEnum):
+    """What a level is measured for."""
+
+    RAMP = "ramp"
+    WARMUP = "warmup"
+    THROUGHPUT = "throughput"
+    TTFT = "ttft"
+    EXTRA = "extra"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadLevel:
+    """One load level of a trial, already scaled to the GPUs that the config uses.
+
+    Attributes:
+        concurrency: closed loop only: requests in flight.
+        rate_rps: open loop only: requests per second.
+        requests: how many requests are sent.
+        seed: of prompts' content and of arrival times; differs between levels and trials in content, never in shape.
+    """
+
+    name: str
+    role: LevelRole
+    arrivals: Arrivals
+    requests: int
+    seed: int
+    concurrency: int | None = None
+    rate_rps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRequest:
+    """One request to send.
+
+    Attributes:
+        scheduled_s: when it is due, seconds after the level's start; None in a closed loop.
+        prompt_tokens: whole prompt, shared prefix included.
+        output_tokens: exact number to generate (`ignore_eos`).
+        prefix_id: which shared prefix it opens with; None for none.
+        prefix_tokens: length of that prefix.
+        content_seed: seeds the words of the rest of the prompt.
+    """
+
+    index: int
+    prompt_tokens: int
+    output_tokens: int
+    content_seed: int
+    scheduled_s: float | None = None
+    prefix_id: int | None = None
+    prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """What happened to one request. Times are seconds after the level's start on one monotonic clock.
+
+    Attributes:
+        scheduled_s: when it should have been sent: the absolute schedule, or (closed loop) when its slot came free.
+        token_times_s: arrival of every chunk that carried at least one token, first to last.
+        output_tokens: from `usage`; None when the server did not say.
+        counted_tokens: token-carrying chunks seen by the client, the flagged fallback.
+        error: None for success, else one of the kinds in load/client.py.
+    """
+
+    index: int
+    scheduled_s: float
+    sent_s: float | None
+    first_byte_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    done_s: float | None
+    token_times_s: tuple[float, ...]
+    prompt_tokens: int | None
+    output_tokens: int | None
+    counted_tokens: int
+    wanted_output_tokens: int
+    finish_reason: str | None = None
+    status: int | None = None
+    error: str | None = None
+    message: str | None = None

@@ -1,0 +1,133 @@
+"""Trials, how they ended, and what is recommended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
+from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
+from autotune.records.load import LevelRole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """How one attempt ended, with all its evidence."""
+
+    outcome: Outcome
+    clock: ClockKind
+    simulated: bool
+    failure: Failure | None = None
+    facts: ServerFacts | None = None
+    measurements: tuple[Measurement, ...] = ()
+    phase_seconds: tuple[tuple[Phase, float], ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+
+    def of_role(self, role: LevelRole) -> Measurement | None:
+        """The measurement taken for `role`; None when it was not reached."""
+        return next((m for m in self.measurements if m.level.role is role), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One config and how it ended; `result` is None while it runs.
+
+    Attributes:
+        number: 0-based; 0 is the baseline.
+        gpus: GPUs the config uses (TP x PP x DP).
+        argv: the server command line as launched, without secrets; empty before the first launch.
+    """
+
+    number: int
+    config: Config
+    origin: Origin
+    gpus: int
+    attempts: int
+    result: TrialResult | None
+    repeat_of: int | None = None
+    argv: tuple[str, ...] = ()
+    directory: str | None = None
+
+    @property
+    def output_tok_s(self) -> Estimate | None:
+        """Output tokens/s of the throughput level, all GPUs of the config together."""
+        found = self.result.of_role(LevelRole.THROUGHPUT) if self.result else None
+        return found.output_tok_s if found else None
+
+    @property
+    def output_tok_s_per_gpu(self) -> Estimate | None:
+        """Output tokens/s per GPU used: the throughput objective."""
+        total = self.output_tok_s
+        if total is None:
+            return None
+        per = max(1, self.gpus)
+        low, high = total.low, total.high
+        return Estimate(
+            value=total.value / per,
+            low=None if low is None else low / per,
+            high=None if high is None else high / per,
+        )
+
+    @property
+    def ttft_p95_s(self) -> Estimate | None:
+        """p95 TTFT of the open-loop level, from the scheduled time: the latency objective."""
+        found = self.result.of_role(LevelRole.TTFT) if self.result else None
+        return found.ttft_s.p95 if found and found.ttft_s else None
+
+    @property
+    def measured(self) -> bool:
+        """Whether both objectives are there and the trial ended as measured."""
+        return (
+            self.result is not None
+            and self.result.outcome is Outcome.MEASURED
+            and self.output_tok_s is not None
+            and self.ttft_p95_s is not None
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """The two levels of a study, per GPU used, fixed once the baseline's capacity is known.
+
+    Attributes:
+        concurrency_per_gpu: closed loop of the throughput level.
+        rate_rps_per_gpu: Poisson rate of the TTFT level.
+        capacity_rps_per_gpu: what the ramp found on the baseline; None for loads fixed by the operator.
+    """
+
+    concurrency_per_gpu: int
+    rate_rps_per_gpu: float
+    throughput_requests_per_gpu: int
+    ttft_requests_per_gpu: int
+    warmup_requests_per_gpu: int
+    capacity_rps_per_gpu: float | None = None
+
+
+class PickRule(StrEnum):
+    """How the recommended trial is chosen from the front."""
+
+    KNEE = "knee"
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """One service level objective, e.g. `ttft_p95<=500ms`: `metric` is `ttft_p95` here, `limit_s` its bound."""
+
+    metric: str
+    limit_s: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}<={self.limit_s * 1000:g}ms"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """The one trial we recommend, and why. Gains are ratios to the baseline (1.25: 25 % more)."""
+
+    number: int
+    rule: PickRule
+    reason: str
+    throughput_gain: float | None = None
+    ttft_gain: float | None = None

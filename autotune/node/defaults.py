@@ -1,0 +1,164 @@
+"""What vLLM uses where a config says nothing, on a given GPU. Defaults drift by version; the log has the last word.
+
+Source: `EngineArgs.get_batch_defaults` and `CacheConfig` of the versions named beside each rule.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.errors import InvalidOption
+from autotune.records import Config, Gpu, ModelShape, Node, Value
+from autotune.units import GIB
+
+Version = tuple[int, int, int]
+NEWEST: Version = (999, 0, 0)
+
+_LARGE_GPU_BYTES = 70 * GIB
+_HUGE_GPU_BYTES = 160 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedSettings:
+    """The settings that decide memory and speed, after vLLM's defaults were filled in."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    data_parallel: int
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_dtype: str
+    dtype: str
+    prefix_caching: bool
+    chunked_prefill: bool
+    enforce_eager: bool
+    block_size: int = 16
+
+    @property
+    def gpus(self) -> int:
+        """GPUs used: TP x PP x DP."""
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+def resolve(
+    config: Config,
+    node: Node,
+    shape: ModelShape,
+    vllm_version: str | None = None,
+    extra: Mapping[str, Value] | None = None,
+) -> ResolvedSettings:
+    """The settings that a server started with `config` on `node` ends up with.
+
+    Args:
+        config: parameters of the trial; a None value counts as absent.
+        vllm_version: as vLLM prints it; None for the newest we know.
+        extra: flags passed through beside the config, e.g. the study's fixed ones; the config wins.
+
+    Raises:
+        InvalidOption: a value of the wrong type, named with its flag.
+    """
+    given = {name: value for name, value in (*(extra or {}).items(), *config) if value is not None}
+    version = parse_version(vllm_version)
+    parallel = {size: _count(given, f"{size}-parallel-size", 1) for size in ("tensor", "pipeline", "data")}
+    world = parallel["tensor"] * parallel["pipeline"]
+    default_tokens, default_seqs = default_batch(node.gpus[0] if node.gpus else None, world, version)
+    length = _length(given, shape)
+    seqs = _count(given, "max-num-seqs", default_seqs)
+    chunked = _switch(given, "enable-chunked-prefill", True)
+    if not chunked:
+        default_tokens = max(default_tokens, length)
+    dtype = str(given.get("dtype", "auto"))
+    return ResolvedSettings(
+        tensor_parallel=parallel["tensor"],
+        pipeline_parallel=parallel["pipeline"],
+        data_parallel=parallel["data"],
+        gpu_memory_utilization=_share(given, "gpu-memory-utilization", default_utilization(version)),
+        max_model_len=length,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=_count(given, "max-num-batched-tokens", min(default_tokens, seqs * length)),
+        kv_cache_dtype=str(given.get("kv-cache-dtype", "auto")),
+        dtype=_auto_dtype(node, shape) if dtype == "auto" else dtype,
+        prefix_caching=_switch(given, "enable-prefix-caching", True),
+        chunked_prefill=chunked,
+        enforce_eager=_switch(given, "enforce-eager", False),
+        block_size=_count(given, "block-size", 16),
+    )
+
+
+def parse_version(text: str | None) -> Version:
+    """`0.10.2rc1+cu128` as (0, 10, 2); NEWEST for None and for builds without a release number (`dev`)."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text or "")
+    if match is None:
+        return NEWEST
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def default_utilization(version: Version) -> float:
+    """`--gpu-memory-utilization`: 0.92 as measured with 0.25.1, 0.9 up to 0.19.
+
+    Which of 0.20-0.24 changed it is not known to us; the smaller value there never promises memory that is not asked.
+    """
+    return 0.92 if version >= (0, 25, 0) else 0.9
+
+
+def default_batch(gpu: Gpu | None, world: int, version: Version) -> tuple[int, int]:
+    """`--max-num-batched-tokens` and `--max-num-seqs` of the API server where nobody sets them.
+
+    Args:
+        gpu: None for the CPU build, whose defaults grow with the world size.
+        world: TP x PP.
+    """
+    if gpu is None:
+        return 2048 * world, 128 * world
+    name = gpu.name.lower()
+    # A100 keeps the small batch, where larger ones lose throughput (vllm#17885); GB10 counts as small since 0.33
+    # although its unified memory is large.
+    small = "a100" in name or ("gb10" in name.split() and version >= (0, 33, 0))
+    if gpu.memory_bytes < _LARGE_GPU_BYTES or small:
+        return 2048, 256
+    if gpu.memory_bytes >= _HUGE_GPU_BYTES and version >= (0, 32, 0):
+        return 16384, 1024
+    return 8192, 256 if version < (0, 8, 5) else 1024
+
+
+def _auto_dtype(node: Node, shape: ModelShape) -> str:
+    # Without bfloat16 units vLLM falls back to float16 (ModelConfig, `_resolve_auto_dtype`).
+    capability = node.gpus[0].compute_capability if node.gpus else None
+    return "float16" if capability is not None and capability < (8, 0) else shape.dtype
+
+
+def _length(given: Mapping[str, Value], shape: ModelShape) -> int:
+    """Context length in tokens; `8k` is 8,000 and `8K` 8,192, as in vLLM. `auto` and -1 count as the model's own."""
+    value = given.get("max-model-len")
+    if value is None or value in ("auto", -1, "-1"):
+        return shape.max_position_embeddings
+    if isinstance(value, str):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)
+        scale = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+        value = round(float(match[1]) * scale[match[2]]) if match else value
+    return _count({"max-model-len": value}, "max-model-len", 1)
+
+
+def _count(given: Mapping[str, Value], name: str, default: int) -> int:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidOption(f"--{name}", value, "a whole number of at least 1")
+    return value
+
+
+def _share(given: Mapping[str, Value], name: str, default: float) -> float:
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InvalidOption(f"--{name}", value, "a number above 0 and at most 1")
+    return float(value)
+
+
+def _switch(given: Mapping[str, Value], name: str, default: bool) -> bool:
+    value = given.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidOption(f"--{name}", value, "true or false")
+    return value

@@ -1,0 +1,51 @@
+"""Fresh loopback ports: each trial gets ports that no earlier trial of this process used.
+
+A port in TIME_WAIT, or one that a dying worker of the previous trial still holds, must not be met again; and
+`--port` must differ from every other port a server is given (vLLM issue 20119: equal HTTP and data-parallel RPC ports
+give no error, only garbage answers).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+LOOPBACK = "127.0.0.1"
+ATTEMPTS = 200
+
+
+class NoFreePort(Exception):
+    """The system handed out used ports only: the ephemeral range is exhausted."""
+
+
+def free_port() -> int:
+    """A loopback TCP port that was free a moment ago (the system's choice)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Ports:
+    """Hands out ports and remembers them; one per process. `choose` says how a free port is found."""
+
+    def __init__(self, choose: Callable[[], int] = free_port) -> None:
+        self._choose = choose
+        self._used: set[int] = set()
+
+    def fresh(self) -> int:
+        """A port never handed out before.
+
+        Raises:
+            NoFreePort: ATTEMPTS choices were all used ones.
+        """
+        for _ in range(ATTEMPTS):
+            port = self._choose()
+            if port not in self._used:
+                self._used.add(port)
+                return port
+        raise NoFreePort(f"no unused loopback port in {ATTEMPTS} attempts, {len(self._used)} handed out so far")
+
+    def fresh_many(self, count: int) -> tuple[int, ...]:
+        """`count` different ports, none handed out before."""
+        return tuple(self.fresh() for _ in range(count))

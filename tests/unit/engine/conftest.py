@@ -1,0 +1,59 @@
+"""What the process tests share: a look at /proc that does not go through the code under test."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def _carrying(marker: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if f"AUTOTUNE_MARKER={marker}".encode() in environ.split(b"\0") and state != "Z":
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+@pytest.fixture
+def carrying() -> Callable[[str], list[int]]:
+    """Live pids whose environment holds a marker."""
+    return _carrying
+
+
+@pytest.fixture
+def nothing_left() -> Callable[..., bool]:
+    """Whether within `within_s` no live process carries the marker any more."""
+
+    def check(marker: str, within_s: float = 5.0) -> bool:
+        deadline = time.monotonic() + within_s
+        while _carrying(marker):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    return check
+
+
+@pytest.fixture
+def alive() -> Callable[[int], bool]:
+    """Whether a pid exists and is no zombie."""
+
+    def check(pid: int) -> bool:
+        try:
+            os.kill(pid, 0)
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    return check

@@ -1,0 +1,294 @@
+"""The deployment: one measured trial with everything that is needed to run it again, elsewhere and for long.
+
+All targets are rendered from this record alone. Pure: the time of creation and the version of autotune come in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from autotune.errors import InvalidOption, NotPromotable
+from autotune.promote.parameters import extra_value, split_parameters, without_secrets_and_place
+from autotune.records import (
+    Caveat,
+    Config,
+    Estimate,
+    LevelRole,
+    Node,
+    Outcome,
+    Phase,
+    ServerFacts,
+    Trial,
+    Value,
+)
+
+ASSUMED_VLLM_VERSION = "0.32.0"
+"""Stands in for a simulated trial's missing version, and the artefacts say that it was assumed."""
+
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+class Gate(StrEnum):
+    """What the verification before a promotion said. There is no gate yet, and every artefact says so."""
+
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFacts:
+    """What a promotion needs to know of a study.
+
+    Attributes:
+        fixed: parameters that every trial of the study had.
+        extra_args: what followed `--`, passed to the server verbatim.
+        command: the server command up to the model, e.g. ("vllm", "serve").
+    """
+
+    name: str
+    model: str
+    workload: str
+    node: Node
+    fixed: Config | None = None
+    extra_args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("vllm", "serve")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a deployment comes from; opens every rendered file.
+
+    Attributes:
+        created_at: UTC-aware.
+        version_measured: False when the vLLM version was assumed or given by hand.
+        resolved: what the server itself said; vLLM's defaults drift between versions, so it stands in the file.
+    """
+
+    autotune_version: str
+    study: str
+    workload: str
+    trial: int
+    config_hash: str
+    node: str
+    created_at: datetime
+    simulated: bool
+    version_measured: bool
+    output_tok_s: Estimate | None
+    output_tok_s_per_gpu: Estimate | None
+    ttft_p95_s: Estimate | None
+    resolved: ServerFacts | None
+    caveats: tuple[str, ...]
+    gate: Gate = Gate.NOT_RUN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The input of every target.
+
+    Attributes:
+        name: as the operator wrote it; targets derive their own identifiers by `quoting.slug`.
+        flags: `vllm serve` flags without dashes, fixed parameters merged in, ordered by name.
+        environment: variables of the server, none of them secret.
+        secret_names: variables that hold secrets; their values are never here.
+        gpus: TP x PP x DP; 0 on a machine without GPUs.
+        gpu_indices: physical GPUs to use; empty leaves the choice to the runtime.
+        startup_s: measured from launch to ready, on the study's own caches.
+        drain_s: how long requests in flight may take to end after TERM.
+        bind: address that a published port listens on.
+        image: pinned container image; None for a build that no public image holds.
+    """
+
+    name: str
+    model: str
+    flags: tuple[tuple[str, Value], ...]
+    environment: tuple[tuple[str, str], ...]
+    secret_names: tuple[str, ...]
+    extra_args: tuple[str, ...]
+    command: tuple[str, ...]
+    gpus: int
+    gpu_indices: tuple[int, ...]
+    vllm_version: str
+    startup_s: float | None
+    drain_s: int
+    max_model_len: int | None
+    port: int
+    bind: str
+    image: str | None
+    provenance: Provenance
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether several workers talk through /dev/shm, which is 64 MiB in a bare container."""
+        return self.gpus > 1
+
+    @property
+    def drains(self) -> bool:
+        """Whether this vLLM knows `--shutdown-timeout` (0.18 on); an older one aborts requests in flight on TERM."""
+        return version_of(self.vllm_version) >= (0, 18)
+
+    @property
+    def local_model(self) -> bool:
+        """Whether the model is a folder of the host rather than a hub name."""
+        return self.model.startswith("/")
+
+
+def deployment_from(
+    study: StudyFacts,
+    trial: Trial,
+    *,
+    name: str,
+    created_at: datetime,
+    autotune_version: str,
+    allow_simulated: bool = False,
+    port: int = 8000,
+    bind: str = "127.0.0.1",
+    image: str | None = None,
+    vllm_version: str | None = None,
+    gpu_indices: tuple[int, ...] = (),
+) -> Deployment:
+    """The deployment of a measured trial.
+
+    Args:
+        study: the study the trial belongs to.
+        trial: the pick, or the trial the operator chose.
+        name: of the deployment, e.g. `prod-chat`.
+        created_at: now, UTC-aware.
+        autotune_version: of this program.
+        allow_simulated: promote figures that no server produced.
+        port: 1..65535.
+        bind: where the port is published. vLLM asks for no password by default, so loopback.
+        image: instead of the official image of the measured version.
+        vllm_version: instead of the version that the server told.
+        gpu_indices: physical GPUs to pin.
+
+    Raises:
+        NotPromotable: not measured, or simulated without `allow_simulated`, or of an unknown vLLM version.
+        InvalidOption: a value that no target could render safely.
+    """
+    result = trial.result
+    if result is None or result.outcome is not Outcome.MEASURED or not trial.measured:
+        ended = "still running" if result is None else str(result.outcome)
+        raise NotPromotable(
+            f"trial {trial.number} of study {study.name!r} was not measured ({ended})",
+            hint="Promote a trial of the front: `autotune pareto STUDY` shows it.",
+        )
+    simulated = result.simulated or study.node.simulated
+    if simulated and not allow_simulated:
+        raise NotPromotable(
+            f"trial {trial.number} of study {study.name!r} is simulated: no server was ever measured",
+            hint="Run the study on the node with --engine process; or, to look at the files only, --allow-simulated.",
+        )
+    told = result.facts.vllm_version if result.facts else None
+    version = vllm_version or told or (ASSUMED_VLLM_VERSION if simulated else None)
+    if version is None or not _VERSION.match(version):
+        raise NotPromotable(
+            f"trial {trial.number} of study {study.name!r}: vLLM version {version!r} is not one that can be pinned",
+            hint="Say which vLLM was measured with --vllm-version, e.g. 0.32.0.",
+        )
+    if not 1 <= port <= 65535:
+        raise InvalidOption("--port", port, "1..65535")
+    flags, environment, secrets = split_parameters(study.fixed, trial.config)
+    extra, extra_secrets = without_secrets_and_place(study.extra_args)
+    _check_words(study.model, bind, extra, flags, environment, study.command)
+    gpus = trial.gpus if study.node.gpu_count else 0
+    if gpu_indices and len(gpu_indices) != gpus:
+        raise InvalidOption("--gpus", ",".join(map(str, gpu_indices)), f"exactly {gpus} GPUs, as the config uses")
+    return Deployment(
+        name=name,
+        model=study.model,
+        flags=flags,
+        environment=environment,
+        secret_names=tuple(dict.fromkeys(("HF_TOKEN", *secrets, *extra_secrets))),
+        extra_args=extra,
+        command=study.command,
+        gpus=gpus,
+        gpu_indices=gpu_indices,
+        vllm_version=version,
+        startup_s=_startup_s(trial),
+        drain_s=_drain_s(trial, flags, extra),
+        max_model_len=result.facts.max_model_len if result.facts else None,
+        port=port,
+        bind=bind,
+        image=image or official_image(version, gpus=gpus),
+        provenance=Provenance(
+            autotune_version=autotune_version,
+            study=study.name,
+            workload=study.workload,
+            trial=trial.number,
+            config_hash=trial.config.hash,
+            node=study.node.name,
+            created_at=created_at,
+            simulated=simulated,
+            version_measured=vllm_version is None and told is not None,
+            output_tok_s=trial.output_tok_s,
+            output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
+            ttft_p95_s=trial.ttft_p95_s,
+            resolved=result.facts,
+            caveats=tuple(caveat.text for caveat in _caveats(trial)),
+        ),
+    )
+
+
+def version_of(version: str) -> tuple[int, int]:
+    """Major and minor of a vLLM version such as `0.18.1`, `0.32.0+cpu`, `0.19.0rc1`."""
+    found = _VERSION.match(version)
+    if found is None:
+        raise ValueError(f"not a version: {version!r}")
+    return int(found[1]), int(found[2])
+
+
+def official_image(version: str, *, gpus: int) -> str | None:
+    """The project's public image of exactly this version; None for development builds, which have none."""
+    public = version.partition("+")[0]
+    if ".dev" in public:
+        return None
+    return f"vllm/vllm-openai:v{public}" if gpus else f"vllm/vllm-openai-cpu:v{public}"
+
+
+def _check_words(
+    model: str,
+    bind: str,
+    extra: tuple[str, ...],
+    flags: tuple[tuple[str, Value], ...],
+    environment: tuple[tuple[str, str], ...],
+    command: tuple[str, ...],
+) -> None:
+    """Refuse what cannot be passed to a process, and a model that means another folder elsewhere."""
+    if not model or model.startswith(("-", ".", "~")):
+        raise InvalidOption(
+            "--model", model, "a hub name or an absolute path; a relative one means another folder in production"
+        )
+    values = [value for _, value in flags] + [value for _, value in environment]
+    for word in (model, bind, *extra, *command, *(value for value in values if isinstance(value, str))):
+        if "\0" in word or any(0xD800 <= ord(char) <= 0xDFFF for char in word):
+            raise InvalidOption("promote", word, "text without NUL that can be written as UTF-8")
+
+
+def _startup_s(trial: Trial) -> float | None:
+    result = trial.result
+    if result is None:
+        return None
+    if result.facts is not None and result.facts.startup_s is not None:
+        return result.facts.startup_s
+    return dict(result.phase_seconds).get(Phase.LAUNCHING)
+
+
+def _drain_s(trial: Trial, flags: tuple[tuple[str, Value], ...], extra: tuple[str, ...]) -> int:
+    """The operator's own `--shutdown-timeout`, else twice the slowest percent of requests, within 30..300 s."""
+    given = dict(flags).get("shutdown-timeout", extra_value(extra, "--shutdown-timeout"))
+    if given is not None:
+        try:
+            return max(0, int(float(given)))
+        except ValueError as error:
+            raise InvalidOption("--shutdown-timeout", given, "seconds") from error
+    level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
+    slowest_s = level.e2e_s.p99.value if level and level.e2e_s else 30.0
+    return int(min(300.0, max(30.0, -(-2 * slowest_s // 1))))
+
+
+def _caveats(trial: Trial) -> tuple[Caveat, ...]:
+    if trial.result is None:
+        return ()
+    return (*trial.result.caveats, *(caveat for level in trial.result.measurements for caveat in level.caveats))

@@ -1,0 +1,109 @@
+"""Parameters of a config turned into server arguments and environment, secrets kept out. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from autotune.errors import InvalidOption
+from autotune.records import Config, Value
+
+SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the variable that carries it instead."""
+
+PLACE_FLAGS = frozenset({"--host", "--port", "--uds"})
+"""Where a server listens is the deployment's to say, not the study's."""
+
+_FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET_ENV = re.compile(r"TOKEN\Z|SECRET|PASSWORD|API_KEY|CREDENTIAL", re.IGNORECASE)
+
+
+def split_parameters(
+    fixed: Config | None, config: Config
+) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """The fixed parameters and a config over them, as (flags, environment, names of secrets), ordered by name.
+
+    Raises:
+        InvalidOption: a name that is no flag and no variable.
+    """
+    params = {**(fixed.as_dict() if fixed else {}), **config.as_dict()}
+    flags: dict[str, Value] = {}
+    environment: dict[str, str] = {}
+    secrets: list[str] = []
+    for name, value in sorted(params.items()):
+        if value is None:
+            continue
+        if name.startswith("env:"):
+            variable = name.removeprefix("env:")
+            if not _ENV_NAME.match(variable):
+                raise InvalidOption(name, value, "env:NAME with a name of letters, digits and _")
+            if _SECRET_ENV.search(variable):
+                secrets.append(variable)
+            else:
+                environment[variable] = _env_text(value)
+            continue
+        flag = _dashed(name)
+        if not _FLAG_NAME.match(flag):
+            raise InvalidOption(name, value, "a flag name of letters, digits, dashes and dots")
+        if f"--{flag}" in SECRET_FLAGS:
+            secrets.append(SECRET_FLAGS[f"--{flag}"])
+        elif f"--{flag}" not in PLACE_FLAGS:
+            flags[flag] = value
+    return tuple(flags.items()), tuple(environment.items()), tuple(secrets)
+
+
+def _dashed(name: str) -> str:
+    """vLLM's YAML ignores `enable_prefix_caching: false`; only the part before a dot is a flag's own name."""
+    head, dot, key = name.removeprefix("--").partition(".")
+    return f"{head.replace('_', '-')}{dot}{key}"
+
+
+def _env_text(value: Value) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def without_secrets_and_place(extra_args: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Extra arguments without secrets (their variables are named instead) and without host and port."""
+    kept: list[str] = []
+    secrets: list[str] = []
+    dropping = False
+    for word in extra_args:
+        if word.startswith("-"):
+            flag = word.partition("=")[0].replace("_", "-")
+            dropping = flag in SECRET_FLAGS or flag in PLACE_FLAGS
+            if flag in SECRET_FLAGS:
+                secrets.append(SECRET_FLAGS[flag])
+        if not dropping:
+            kept.append(word)
+    return tuple(kept), tuple(secrets)
+
+
+def extra_value(extra_args: tuple[str, ...], flag: str) -> str | None:
+    """The value that raw arguments give a flag, in one word or two; None when they do not name it."""
+    for index, word in enumerate(extra_args):
+        if word == flag and index + 1 < len(extra_args):
+            return extra_args[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def flag_tokens(flags: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
+    """Flags as argument vector: True is `--x`, False `--no-x`, None is left out, a value is a word of its own."""
+    tokens: list[str] = []
+    for name, value in flags:
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            tokens.append(f"--{name}" if value else f"--no-{name}")
+        elif str(value).startswith("-"):
+            tokens.append(f"--{name}={value}")  # argparse would take a separate `-1x` for another flag
+        else:
+            tokens += [f"--{name}", str(value)]
+    return tuple(tokens)
+
+
+def model_tokens(command: tuple[str, ...], model: str) -> tuple[str, ...]:
+    """The model, positional after `serve` (where `--model` is refused), `--model M` for the bare API server."""
+    return (model,) if command and command[-1] == "serve" else ("--model", model)

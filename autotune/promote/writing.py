@@ -1,0 +1,86 @@
+"""Rendered files onto disk: all or none are refused, each is replaced atomically, nobody's work is overwritten."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from autotune.errors import InvalidOption, StorageError
+from autotune.promote.quoting import comment_text
+from autotune.promote.rendering import CHECKSUM, MARKER, RenderedFile, checksum
+
+
+def write_files(
+    files: Sequence[RenderedFile], out: Path, *, deployment: str, overwrite: bool = False
+) -> tuple[Path, ...]:
+    """Write `files` below `out`, creating it.
+
+    A file that is already there is replaced when it is this deployment's own and nobody edited it, or when it is
+    `overwrite`. All files are checked before the first is written.
+
+    Raises:
+        InvalidOption: a file there is somebody else's, was edited, or a path would leave `out`.
+        StorageError: the folder cannot be written.
+    """
+    targets = [(file, _inside(out, file.path)) for file in files]
+    try:
+        if not overwrite:
+            _refuse_foreign([path for _, path in targets], deployment)
+        for file, path in targets:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(path, file)
+    except OSError as error:
+        raise StorageError(
+            f"{out}: cannot write the rendered files: {error.strerror or error}",
+            hint="Choose a folder that can be written with --out.",
+        ) from error
+    return tuple(path for _, path in targets)
+
+
+def is_own(text: str, deployment: str) -> bool:
+    """Whether `text` is an unedited file that was rendered for this deployment."""
+    head, found, rest = text.partition(f"\n{CHECKSUM}")
+    if not found or not head:
+        return False
+    wanted, _, body = rest.partition("\n")
+    lines = head.splitlines()
+    opening = lines[1] if len(lines) > 1 and lines[0].startswith("#!") else lines[0]
+    mine = opening.startswith(MARKER) and opening.endswith(f" for deployment {comment_text(deployment)}".rstrip())
+    return mine and wanted == checksum(body)
+
+
+def _inside(out: Path, relative: str) -> Path:
+    parts = PurePosixPath(relative)
+    if parts.is_absolute() or ".." in parts.parts:
+        raise InvalidOption("--out", relative, "paths that stay inside the output folder")
+    return out / parts
+
+
+def _refuse_foreign(paths: Sequence[Path], deployment: str) -> None:
+    for path in paths:
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if not is_own(text, deployment):
+            raise InvalidOption(
+                "--out",
+                str(path),
+                f"a folder without that file, or with the unedited file of deployment {deployment!r}",
+                hint="The file is somebody else's or was edited. Choose another --out, or overwrite it with --force.",
+            )
+
+
+def _replace(path: Path, file: RenderedFile) -> None:
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(file.text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(file.mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+import re
+from dataclasses import replace
+
+import pytest
+from promote_cases import NODE, bash_words, deployment, trial
+
+from autotune.errors import InvalidOption, NotPromotable
+from autotune.promote import serve_argv, serve_line
+from autotune.promote.manifest import official_image
+from autotune.records import Config, Outcome, ServerFacts
+
+
+def test_the_command_line_holds_the_config_and_nothing_else() -> None:
+    made = deployment(extra_args=("--trust-remote-code",), port=9000, bind="10.0.0.1")
+    assert serve_argv(made) == (
+        *("vllm", "serve", "meta-llama/Llama-3.1-8B-Instruct"),
+        "--no-enable-prefix-caching",
+        *("--max-num-seqs", "128"),
+        *("--tensor-parallel-size", "2"),
+        *("--host", "10.0.0.1", "--port", "9000"),
+        *("--shutdown-timeout", "40"),
+        "--trust-remote-code",
+    )
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.MEASURED])
+def test_only_measured_trials_are_promoted(outcome: Outcome) -> None:
+    with pytest.raises(NotPromotable, match=str(outcome)):
+        deployment(trial(outcome=outcome))
+
+
+def test_a_running_trial_is_not_promoted() -> None:
+    with pytest.raises(NotPromotable, match="still running"):
+        deployment(replace(trial(), result=None))
+
+
+def test_simulated_figures_need_to_be_allowed() -> None:
+    with pytest.raises(NotPromotable, match="simulated"):
+        deployment(trial(simulated=True))
+    with pytest.raises(NotPromotable, match="simulated"):
+        deployment(node=replace(NODE, simulated=True))
+    assert deployment(trial(simulated=True), allow_simulated=True).provenance.simulated
+    assert not deployment(allow_simulated=True).provenance.simulated
+
+
+def test_an_unknown_version_is_refused_when_real_and_assumed_when_simulated() -> None:
+    silent = ServerFacts()
+    with pytest.raises(NotPromotable, match="--vllm-version"):
+        deployment(trial(facts=silent))
+    assert deployment(trial(facts=silent), vllm_version="0.20.1").vllm_version == "0.20.1"
+    assumed = deployment(trial(facts=silent, simulated=True), allow_simulated=True)
+    assert not assumed.provenance.version_measured
+    assert deployment().provenance.version_measured
+
+
+@pytest.mark.parametrize(
+    ("version", "given"),
+    [("0.17.2", False), ("0.18.0", True), ("0.18.0rc1", True), ("0.9.2", False), ("0.32.0+cpu", True), ("1.0", True)],
+)
+def test_shutdown_timeout_is_given_from_0_18_on(version: str, given: bool) -> None:
+    argv = serve_argv(deployment(trial(facts=ServerFacts(vllm_version=version))))
+    assert ("--shutdown-timeout" in argv) is given
+
+
+@pytest.mark.parametrize(("p99_s", "drain_s"), [(2.0, 30), (20.0, 40), (33.2, 67), (900.0, 300)])
+def test_the_drain_is_twice_the_slowest_percent_within_bounds(p99_s: float, drain_s: int) -> None:
+    assert deployment(trial(e2e_p99_s=p99_s)).drain_s == drain_s
+
+
+def test_the_operators_own_shutdown_timeout_wins_and_stands_once() -> None:
+    made = deployment(extra_args=("--shutdown-timeout", "77"))
+    assert made.drain_s == 77
+    assert serve_argv(made).count("--shutdown-timeout") == 1
+    assert deployment(extra_args=("--shutdown-timeout=78",)).drain_s == 78
+    with pytest.raises(InvalidOption, match="seconds"):
+        deployment(extra_args=("--shutdown-timeout", "soon"))
+
+
+def test_secrets_are_named_and_never_kept() -> None:
+    made = deployment(
+        trial({"env:MY_TOKEN": "s3cret", "env:VLLM_USE_V1": True, "hf_token": "s3cret"}),
+        extra_args=("--api-key", "s3cret", "s3cret2", "--hf-token=s3cret", "--seed", "1"),
+    )
+    assert "s3cret" not in repr(made)
+    assert made.extra_args == ("--seed", "1")
+    assert set(made.secret_names) == {"HF_TOKEN", "VLLM_API_KEY", "MY_TOKEN"}
+    assert made.environment == (("VLLM_USE_V1", "1"),)
+
+
+def test_where_the_study_listened_is_dropped() -> None:
+    made = deployment(
+        trial({"port": 1, "max-num-seqs": 4}), extra_args=("--host", "1.2.3.4", "--port=2", "--seed", "3")
+    )
+    assert made.extra_args == ("--seed", "3")
+    assert made.flags == (("max-num-seqs", 4),)
+
+
+def test_values_are_written_as_argparse_reads_them() -> None:
+    values = {
+        "enforce_eager": True,
+        "gpu-memory-utilization": 0.95,
+        "override": "-1x",
+        "chat": None,
+        "compilation-config": '{"level": 3}',
+        "compilation-config.cudagraph_mode": "FULL",
+    }
+    argv = serve_argv(deployment(trial(values)))
+    assert "--enforce-eager" in argv
+    assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.95"
+    assert "--override=-1x" in argv
+    assert "--chat" not in argv
+    assert argv[argv.index("--compilation-config") + 1] == '{"level": 3}'
+    assert argv[argv.index("--compilation-config.cudagraph_mode") + 1] == "FULL"
+
+
+def test_the_bare_api_server_takes_its_model_as_a_flag() -> None:
+    command = ("/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    argv = serve_argv(deployment(command=command))
+    assert argv[:5] == (*command, "--model", "meta-llama/Llama-3.1-8B-Instruct")
+
+
+@pytest.mark.parametrize("model", ["-rf", "./here", "../up", "~/m", "", "a\0b", "a\ud800"])
+def test_a_model_that_cannot_be_passed_on_is_refused(model: str) -> None:
+    with pytest.raises(InvalidOption):
+        deployment(model=model)
+
+
+@pytest.mark.parametrize("name", ["a b", "$(x)", "", "env:1X", "env:A-B", "--"])
+def test_a_parameter_that_is_no_flag_is_refused(name: str) -> None:
+    with pytest.raises(InvalidOption):
+        deployment(trial({name: "v"}))
+
+
+@pytest.mark.parametrize("port", [0, 65536, -1])
+def test_ports_outside_their_range_are_refused(port: int) -> None:
+    with pytest.raises(InvalidOption, match="--port"):
+        deployment(port=port)
+
+
+def test_pinned_gpus_must_be_as_many_as_the_config_uses() -> None:
+    assert deployment(gpu_indices=(2, 3)).gpu_indices == (2, 3)
+    with pytest.raises(InvalidOption, match="exactly 2"):
+        deployment(gpu_indices=(2,))
+
+
+def test_a_node_without_gpus_uses_none() -> None:
+    assert deployment(node=replace(NODE, gpus=())).gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "image"),
+    [
+        ("0.32.0", 1, "vllm/vllm-openai:v0.32.0"),
+        ("0.32.0+cu129", 1, "vllm/vllm-openai:v0.32.0"),
+        ("0.32.0+cpu", 0, "vllm/vllm-openai-cpu:v0.32.0"),
+        ("0.33.1.dev12+gabc", 1, None),
+    ],
+)
+def test_the_image_is_pinned_to_the_measured_version(version: str, gpus: int, image: str | None) -> None:
+    assert official_image(version, gpus=gpus) == image
+
+
+def test_the_ready_line_is_for_pasting() -> None:
+    config = Config.of({"env:VLLM_CPU_KVCACHE_SPACE": 4, "max-num-seqs": 8})
+    line = serve_line("org/m", config, fixed=Config.of({"seed": 1, "max-num-seqs": 2}), extra_args=("--x", "a b"))
+    assert line == "env VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/m --max-num-seqs 8 --seed 1 --x 'a b'"
+    hostile = serve_line("a\n$(touch x)", Config.of({}))
+    assert bash_words(hostile) == ["vllm", "serve", "a\n$(touch x)"]
+    assert not re.search(r"\n", hostile)
+
+
+def test_start_up_comes_from_the_server_else_from_the_phase() -> None:
+    assert deployment().startup_s == 130.0
+    assert deployment(trial(facts=ServerFacts(vllm_version="0.32.0"))).startup_s == 99.0

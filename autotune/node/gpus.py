@@ -163,11 +163,15 @@ def find_by_driver_name(driver_name: str, memory_bytes: int) -> GpuModel | None:
 
 def describe_gpus(gpus: Iterable[Gpu], link: Link) -> str:
     """A node's name from what was found: `4xA100-80GB-NVLink`; kinds joined by `+` on mixed nodes; `cpu` for none."""
-    kinds = Counter(_label(gpu) for gpu in gpus)
+    found = tuple(gpus)
+    kinds = Counter(_label(gpu) for gpu in found)
     if not kinds:
         return "cpu"
     text = "+".join(f"{count}x{label}" for label, count in kinds.items())
-    return f"{text}-{_LINK_NAMES[link]}" if link is not Link.NONE else text
+    if link is not Link.NONE:
+        return f"{text}-{_LINK_NAMES[link]}"
+    model = find_by_driver_name(found[0].name, found[0].memory_bytes)
+    return f"{text}-PCIe" if model is not None and model.is_pcie_variant else text
 
 
 def _label(gpu: Gpu) -> str:

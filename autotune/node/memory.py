@@ -9,8 +9,8 @@ sizes of the tensors they stand for, so that they carry over to other shapes and
 * activations: per batched token the MLP's gate-up and its product (3 x intermediate / TP) and about 3.5 rows of the
   hidden size, in 16 bit (recorded: 0.88 GiB at 8,192 tokens with the compile cache warm);
 * first compile: the profile of a graph that is compiled now peaks at one embedding shard (0.98 GiB here) plus two
-  hidden rows per token, where that is more (recorded: 0.99, 1.01, 1.10 GiB at 512, 2,048, 8,192 tokens). That the constant is
-  the embedding is our inference: the sizes agree to 0.01 GiB, no source line says it;
+  hidden rows per token, where that is more (recorded: 0.99, 1.01, 1.10 GiB at 512, 2,048, 8,192 tokens). That the
+  constant is the embedding is our inference: the sizes agree to 0.01 GiB, no source line says it;
 * 0.22 GiB outside torch (recorded, every row of one GPU). NCCL buffers of TP > 1 are not measured and not counted.
 
 CUDA graphs come on top of the requested share and are not part of it (recorded: 0.16 to 0.98 GiB captured).

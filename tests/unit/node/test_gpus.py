@@ -90,3 +90,4 @@ def test_mixed_and_unknown_gpus_are_described() -> None:
     unknown = Gpu(index=2, name="NVIDIA Some Card", memory_bytes=32 * GIB)
     assert describe_gpus((*known, unknown), Link.PCIE) == "2xL4-24GB+1xSomeCard-32GB-PCIe"
     assert describe_gpus((), Link.NONE) == "cpu"
+    assert describe_gpus(parse_node_name("1xH100-80GB-PCIe").gpus, Link.NONE) == "1xH100-80GB-PCIe"

@@ -1,0 +1,302 @@
+"""What GPUs this machine has and which of them we may use, asked of NVML behind a small seam.
+
+Indices are NVML's, in PCI bus order, as `nvidia-smi` prints them; CUDA agrees once CUDA_DEVICE_ORDER=PCI_BUS_ID is set,
+which whoever launches a server must do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from types import ModuleType
+from typing import Any, Protocol
+
+from autotune.errors import InvalidOption, UnsupportedHardware
+from autotune.node.gpus import describe_gpus, find_by_driver_name
+from autotune.records import Gpu, Link, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedGpu:
+    """One physical GPU as the driver describes it.
+
+    Attributes:
+        memory_bytes: what a process can have: the total without the driver's own reserve.
+        mig: the GPU is cut into MIG instances.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+    compute_capability: tuple[int, int] | None = None
+    mig: bool = False
+
+
+class GpuProbe(Protocol):
+    """Asks the driver. Called before a study, around every launch, and while a server stops.
+
+    Every call returns within a second or so and owns nothing. An index is one that `list_gpus` returned.
+
+    Raises (any verb):
+        UnsupportedHardware: the driver stopped answering.
+    """
+
+    def list_gpus(self) -> tuple[ProbedGpu, ...]:
+        """All physical GPUs, by index."""
+        ...
+
+    def memory_used(self, index: int) -> int:
+        """Bytes in use by processes on one GPU, whoever owns them."""
+        ...
+
+    def processes(self, index: int) -> tuple[int, ...]:
+        """Process ids that compute on one GPU; inside a container these may be the host's."""
+        ...
+
+    def nvlink_joins(self, first: int, second: int) -> bool:
+        """Whether two GPUs reach each other over NVLink."""
+        ...
+
+    def driver(self) -> str | None:
+        """Driver version."""
+        ...
+
+
+class NvmlProbe:
+    """The seam over NVML. Use `open_probe`; the module is an argument so that tests can hand in a recorded one."""
+
+    def __init__(self, nvml: ModuleType | Any) -> None:
+        self._nvml = nvml
+
+    def list_gpus(self) -> tuple[ProbedGpu, ...]:
+        try:
+            return tuple(self._describe(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+
+    def memory_used(self, index: int) -> int:
+        try:
+            return int(self._memory(self._handle(index)).used)
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+
+    def processes(self, index: int) -> tuple[int, ...]:
+        try:
+            found = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(index))
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+        return tuple(sorted(process.pid for process in found))
+
+    def nvlink_joins(self, first: int, second: int) -> bool:
+        nvml = self._nvml
+        try:
+            status = nvml.nvmlDeviceGetP2PStatus(
+                self._handle(first), self._handle(second), nvml.NVML_P2P_CAPS_INDEX_NVLINK
+            )
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+            return False  # consumer cards and old drivers do not know the question
+        except nvml.NVMLError as error:
+            raise self._lost(error) from error
+        return bool(status == nvml.NVML_P2P_STATUS_OK)
+
+    def driver(self) -> str | None:
+        try:
+            return _text(self._nvml.nvmlSystemGetDriverVersion())
+        except self._nvml.NVMLError:
+            return None
+
+    def _handle(self, index: int) -> Any:
+        return self._nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def _memory(self, handle: Any) -> Any:
+        # The first version of this call counts the driver's reserve (0.6 GiB of an H200) as used by processes.
+        try:
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle, self._nvml.nvmlMemory_v2)
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _describe(self, index: int) -> ProbedGpu:
+        nvml, handle = self._nvml, self._handle(index)
+        memory = self._memory(handle)
+        try:
+            mig = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        except nvml.NVMLError_NotSupported:
+            mig = False
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return ProbedGpu(
+            index=index,
+            name=_text(nvml.nvmlDeviceGetName(handle)),
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            memory_bytes=int(memory.total) - int(getattr(memory, "reserved", 0)),
+            compute_capability=(int(major), int(minor)),
+            mig=mig,
+        )
+
+    @staticmethod
+    def _lost(error: Exception) -> UnsupportedHardware:
+        return UnsupportedHardware(
+            f"the NVIDIA driver does not answer: {error}",
+            hint="Check that `nvidia-smi` works here; inside a container the GPUs must be passed in (--gpus all).",
+        )
+
+
+def open_probe() -> NvmlProbe | None:
+    """A probe over this machine's NVML; None where there is no NVIDIA driver.
+
+    Raises:
+        UnsupportedHardware: there is a driver, but it cannot be used (version mismatch, no permission).
+    """
+    import pynvml  # imported here: `autotune --help` must not pay for it
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None
+    except pynvml.NVMLError as error:
+        raise NvmlProbe._lost(error) from error
+    return NvmlProbe(pynvml)
+
+
+@dataclass(slots=True, kw_only=True)
+class FakeGpuProbe:
+    """The seam's fake: holds what it is told. `used_bytes` and `pids` are by index and may be changed by a test."""
+
+    gpus: tuple[ProbedGpu, ...] = ()
+    used_bytes: dict[int, int] = field(default_factory=dict)
+    pids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    nvlink: bool = False
+    version: str | None = "580.0"
+
+    def list_gpus(self) -> tuple[ProbedGpu, ...]:
+        return self.gpus
+
+    def memory_used(self, index: int) -> int:
+        return self.used_bytes.get(index, 0)
+
+    def processes(self, index: int) -> tuple[int, ...]:
+        return tuple(sorted(self.pids.get(index, ())))
+
+    def nvlink_joins(self, first: int, second: int) -> bool:
+        return self.nvlink and first != second
+
+    def driver(self) -> str | None:
+        return self.version
+
+
+def visible_gpus(gpus: Sequence[ProbedGpu], env: Mapping[str, str], requested: str | None) -> tuple[ProbedGpu, ...]:
+    """The GPUs we may use, in the order asked for.
+
+    CUDA_VISIBLE_DEVICES is read as CUDA reads it: indices or (starts of) UUIDs, an empty value hides all, the first
+    entry that names no GPU (`-1`) ends the list. `--gpus` uses the same physical names and must stay within it.
+
+    Raises:
+        InvalidOption: `--gpus` names a GPU that does not exist or is hidden, or something twice.
+        UnsupportedHardware: a MIG instance is named.
+    """
+    inherited = env.get("CUDA_VISIBLE_DEVICES")
+    allowed = tuple(gpus)
+    if inherited is not None:
+        listed: list[ProbedGpu] = []
+        for entry in inherited.split(","):
+            gpu = _find(gpus, entry.strip(), "CUDA_VISIBLE_DEVICES")
+            if gpu is None:
+                break
+            listed.append(gpu)
+        allowed = tuple(dict.fromkeys(listed))
+    if requested is None:
+        return allowed
+    known = ", ".join(str(gpu.index) for gpu in allowed) or "none, this process sees no NVIDIA GPU"
+    chosen: list[ProbedGpu] = []
+    for entry in requested.split(","):
+        gpu = _find(allowed, entry.strip(), "--gpus")
+        if gpu is None or gpu in chosen:
+            hidden = " (CUDA_VISIBLE_DEVICES hides the others)" if inherited is not None else ""
+            raise InvalidOption("--gpus", requested, f"each of these once, separated by commas: {known}{hidden}")
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def detect_node(
+    probe: GpuProbe | None,
+    env: Mapping[str, str],
+    requested: str | None = None,
+    *,
+    shm_bytes: int | None = None,
+    has_kfd: bool = False,
+) -> Node | None:
+    """The node as this process may use it; None when there is no GPU for us.
+
+    Args:
+        probe: None where there is no NVIDIA driver.
+        requested: the value of `--gpus`.
+        shm_bytes: size of /dev/shm.
+        has_kfd: whether /dev/kfd exists, which is how AMD's driver shows.
+
+    Raises:
+        InvalidOption: see `visible_gpus`.
+        UnsupportedHardware: an AMD GPU without an NVIDIA one, or a visible GPU in MIG mode.
+    """
+    physical = probe.list_gpus() if probe is not None else ()
+    if not physical and has_kfd:
+        raise UnsupportedHardware(
+            "this machine has an AMD GPU (/dev/kfd) and no NVIDIA GPU; autotune does not tune ROCm yet",
+            hint="Use --engine simulated to plan for an NVIDIA node.",
+        )
+    visible = visible_gpus(physical, env, requested)
+    if probe is None or not visible:
+        return None
+    mig = [gpu.index for gpu in visible if gpu.mig]
+    if mig:
+        raise UnsupportedHardware(
+            f"GPU {', '.join(map(str, mig))} is in MIG mode; an instance's memory and speed are not those of the GPU",
+            hint="Turn MIG off for it, or leave it out with --gpus.",
+        )
+    gpus = tuple(_as_gpu(gpu) for gpu in visible)
+    link = Link.NONE
+    if len(visible) > 1:
+        joined = all(probe.nvlink_joins(a.index, b.index) for a, b in combinations(visible, 2))
+        link = Link.NVLINK if joined else Link.PCIE
+    return Node(
+        name=describe_gpus(gpus, link),
+        gpus=gpus,
+        link=link,
+        simulated=False,
+        driver=probe.driver(),
+        shm_bytes=shm_bytes,
+    )
+
+
+def cpu_node(*, shm_bytes: int | None = None) -> Node:
+    """The node of a machine without GPUs, for vLLM's CPU build."""
+    return Node(name="cpu", gpus=(), link=Link.NONE, simulated=False, shm_bytes=shm_bytes)
+
+
+def _as_gpu(probed: ProbedGpu) -> Gpu:
+    model = find_by_driver_name(probed.name, probed.memory_bytes)
+    known = model.gpu(probed.index) if model is not None else None
+    return Gpu(
+        index=probed.index,
+        name=probed.name,
+        memory_bytes=probed.memory_bytes,
+        compute_capability=probed.compute_capability,
+        bf16_flops=known.bf16_flops if known else None,
+        fp8_flops=known.fp8_flops if known else None,
+        memory_bytes_per_s=known.memory_bytes_per_s if known else None,
+        uuid=probed.uuid,
+    )
+
+
+def _find(gpus: Sequence[ProbedGpu], entry: str, option: str) -> ProbedGpu | None:
+    if entry.upper().startswith("MIG-"):
+        raise UnsupportedHardware(f"{option} names the MIG instance {entry}; autotune tunes whole GPUs only")
+    if entry.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    # "GPU" alone would be the start of every UUID.
+    starts = [gpu for gpu in gpus if len(entry) > 4 and gpu.uuid.lower().startswith(entry.lower())]
+    return starts[0] if len(starts) == 1 else None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

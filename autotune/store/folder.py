@@ -1,0 +1,123 @@
+"""Where a study's raw files live (`studies/<name>/trial-0007/...`), and the lock that keeps two tuners apart."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import StorageError, StudyBusy
+
+DATABASE_NAME = "autotune.db"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockHolder:
+    """Who runs a study: pid and its start time (seconds since the epoch), so that a reused pid is not mistaken."""
+
+    pid: int
+    started: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyFolder:
+    """`root/name`, created on demand."""
+
+    root: Path
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.name
+
+    def attempt(self, number: int, attempt: int) -> Path:
+        """Folder of one attempt, created: `trial-0007`, then `trial-0007-attempt-2` and so on (attempts are 1-based).
+
+        Raises:
+            StorageError: it cannot be created.
+        """
+        suffix = "" if attempt == 1 else f"-attempt-{attempt}"
+        path = self.path / f"trial-{number:04d}{suffix}"
+        _make(path)
+        return path
+
+    @contextmanager
+    def locked(self, holder: LockHolder) -> Iterator[None]:
+        """Hold the study for this process; the kernel lets go when the process ends, however it ends.
+
+        Raises:
+            StudyBusy: another process holds it.
+            StorageError: the lock file cannot be written.
+        """
+        _make(self.path)
+        file = self.path / ".lock"
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{file}: {error.strerror}", hint="The study's folder must be writable.") from None
+        try:
+            self._take(descriptor, holder)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _take(self, descriptor: int, holder: LockHolder) -> None:
+        for last in (False,) * 5 + (True,):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if last:
+                    raise self._busy() from None
+                time.sleep(0.05)  # `autotune status` holds the lock shared for an instant
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": holder.pid, "started": holder.started}).encode(), 0)
+        except OSError as error:
+            raise StorageError(f"{self.path / '.lock'}: {error.strerror}") from None
+
+    def _busy(self) -> StudyBusy:
+        current = self.holder()
+        who = f"process {current.pid}" if current else "another process"
+        return StudyBusy(
+            f"study {self.name!r} is being run by {who}",
+            hint=f"Follow it with `autotune logs -f {self.name}`, or end it with `autotune stop {self.name}`.",
+        )
+
+    def holder(self) -> LockHolder | None:
+        """Who holds the study right now; None when nobody does."""
+        file = self.path / ".lock"
+        try:
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _parse_holder(os.pread(descriptor, 200, 0))
+        finally:
+            os.close(descriptor)
+        return None
+
+
+def _parse_holder(content: bytes) -> LockHolder | None:
+    try:
+        raw = json.loads(content)
+        return LockHolder(pid=int(raw["pid"]), started=float(raw["started"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # the holder has the lock but has not written its name yet
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: {error.strerror or error}",
+            hint="Choose a writable place with --studies-dir (or AUTOTUNE_STUDIES_DIR).",
+        ) from None

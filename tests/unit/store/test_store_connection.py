@@ -16,7 +16,7 @@ from autotune.store.connection import filesystem_of, locate, storage_error
 
 
 def test_pragmas_hold_on_every_connection(tmp_path):
-    with Store.open(tmp_path / "a.db", busy_timeout_s=7) as store, store._engine.connect() as connection:
+    with Store.open(tmp_path / "a.db", busy_timeout_s=7) as store, store.engine.connect() as connection:
         asked = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
             for name in ("journal_mode", "foreign_keys", "synchronous", "busy_timeout")
@@ -86,8 +86,8 @@ def test_read_only_file_by_permissions(tmp_path):
 def test_read_only_database_is_a_storage_error(tmp_path):
     with Store.open(tmp_path / "a.db") as store:
         store.create_or_resume_study(samples.spec())
-        store._engine.dispose()
-        event.listen(store._engine, "connect", lambda raw, _: raw.execute("PRAGMA query_only=ON"))
+        store.engine.dispose()
+        event.listen(store.engine, "connect", lambda raw, _: raw.execute("PRAGMA query_only=ON"))
         with pytest.raises(StorageError, match="cannot be written"):
             store.set_target("s", 3)
         assert store.study("s").target_trials == 10
@@ -96,11 +96,15 @@ def test_read_only_database_is_a_storage_error(tmp_path):
 def test_full_disk_is_a_storage_error_and_loses_nothing(tmp_path):
     with Store.open(tmp_path / "a.db") as store:
         store.create_or_resume_study(samples.spec())
-        store._engine.dispose()
-        event.listen(store._engine, "connect", lambda raw, _: raw.execute("PRAGMA max_page_count=1"))
-        with pytest.raises(StorageError, match="the disk is full") as caught:
+        store.engine.dispose()
+        event.listen(store.engine, "connect", lambda raw, _: raw.execute("PRAGMA max_page_count=1"))
+
+        def fill():
             for number in range(100):
                 samples.add_trial(store, number, samples.measured())
+
+        with pytest.raises(StorageError, match="the disk is full") as caught:
+            fill()
         assert str(tmp_path) in str(caught.value)
         assert store.study("s").name == "s"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -81,18 +81,7 @@ def test_downgrade_leaves_nothing_of_ours(tmp_path):
 
 
 def test_many_programs_may_open_a_new_database_at_once(tmp_path):
-    failures = []
-
-    def open_it():
-        try:
-            Store.open(tmp_path / "a.db").close()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=open_it) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(8) as pool:
+        for store in pool.map(lambda _: Store.open(tmp_path / "a.db"), range(8)):
+            store.close()
     assert tables_of(tmp_path / "a.db") == {*Base.metadata.tables, VERSION_TABLE}

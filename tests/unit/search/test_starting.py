@@ -1,0 +1,122 @@
+"""The baseline and the first configs to try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.errors import NoFeasibleConfig
+from autotune.node.defaults import resolve
+from autotune.node.gpus import parse_node_name
+from autotune.node.memory import estimate
+from autotune.node.model_shape import load_shape
+from autotune.records import Config, Link, Node, Value
+from autotune.search.rules import RuleContext, check
+from autotune.search.space import load_space
+from autotune.search.starting import baseline, starting_points
+from autotune.units import GIB
+
+NO_CACHE = {"HF_HUB_CACHE": "/nonexistent"}
+CPU = Node(name="cpu", gpus=(), link=Link.NONE, simulated=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "model", "needed", "expected"),
+    [
+        ("1xH100-80GB", "Llama-3.1-8B", 4096, {}),
+        ("8xH100-80GB", "Llama-3.1-8B", 4096, {}),
+        # 131 GiB of weights: not on one GPU of 79 GiB; two leave 8 % of 72.8 GiB each for KV.
+        ("4xH100-80GB", "Llama-3.1-70B", None, {"tensor-parallel-size": 4}),
+        ("4xH100-80GB", "Llama-3.1-70B", 4096, {"tensor-parallel-size": 4}),
+        ("2xH100-80GB", "Llama-3.1-70B", 4096, {"tensor-parallel-size": 2, "max-model-len": 8192}),
+        ("1xL4-24GB", "Llama-3.1-8B", 4096, {"max-model-len": 8192}),
+        ("8xH200-141GB", "Llama-3.1-70B", 4096, {"tensor-parallel-size": 2}),
+        # 24 GB card: 15 GiB of weights leave too little for 131,072 tokens (16 GiB), enough for 8,192 (1 GiB).
+        ("1xRTX4090-24GB", "Llama-3.1-8B", 3000, {"max-model-len": 8192}),
+        ("2xRTX4090-24GB", "Llama-3.1-8B", 3000, {"max-model-len": 8192}),
+        ("2xRTX4090-24GB", "Llama-3.1-8B", None, {"tensor-parallel-size": 2}),
+        # 28 heads: of up to 8 GPUs TP can be 1, 2, 4 or 7.
+        ("8xL4-24GB", "Qwen2.5-7B", 20000, {"max-model-len": 32768}),
+    ],
+)
+def test_baseline(node: str, model: str, needed: int | None, expected: dict[str, Value]) -> None:
+    shape = load_shape(model, env=NO_CACHE)
+    config, changes = baseline(parse_node_name(node), shape, needed)
+    assert config.as_dict() == expected
+    assert len(changes) == len(expected)
+    assert all(
+        text.startswith(f"{name} {value}: ") for text, (name, value) in zip(sorted(changes), config, strict=True)
+    )
+    settings = resolve(config, parse_node_name(node), shape)
+    assert estimate(shape, parse_node_name(node).gpus[0], settings).fits
+
+
+def test_baseline_by_pipeline_where_tp_cannot_divide_or_cards_are_mixed() -> None:
+    # 63 heads: TP could be 3, which does not divide the MLP's 28,672 columns.
+    shape = replace(load_shape("Llama-3.1-70B", env=NO_CACHE), heads=63, kv_heads=63)
+    config, _ = baseline(parse_node_name("4xH100-80GB"), shape, 4096)
+    assert config.as_dict() == {"pipeline-parallel-size": 4, "max-model-len": 8192}
+    node = parse_node_name("2xRTX4090-24GB")
+    mixed = replace(node, gpus=(node.gpus[0], replace(node.gpus[1], memory_bytes=22 * GIB)))
+    config, _ = baseline(mixed, load_shape("Llama-2-13b-hf", env=NO_CACHE), 1000)
+    assert config.get("pipeline-parallel-size") == 2
+    assert config.get("tensor-parallel-size") is None
+
+
+def test_baseline_leaves_fixed_flags_alone() -> None:
+    shape = load_shape("Llama-3.1-8B", env=NO_CACHE)
+    config, changes = baseline(
+        parse_node_name("1xRTX4090-24GB"), shape, 3000, fixed=[("max-model-len", 4096), ("max-num-batched-tokens", 64)]
+    )
+    assert config.as_dict() == {"max-num-seqs": 64}
+    assert "max-num-batched-tokens" in changes[0]
+
+
+def test_nothing_is_changed_where_nothing_can_be_computed() -> None:
+    assert baseline(CPU, load_shape("Qwen3-0.6B", env=NO_CACHE), 512) == (Config.of({}), ())
+    assert baseline(parse_node_name("1xL4-24GB"), None, 512) == (Config.of({}), ())
+    assert starting_points(load_space("cpu-tiny"), CPU, None) == ()
+
+
+def test_no_baseline_says_why() -> None:
+    with pytest.raises(NoFeasibleConfig, match="131 GiB of weights") as caught:
+        baseline(parse_node_name("1xH100-80GB"), load_shape("Llama-3.1-70B", env=NO_CACHE), 4096)
+    assert "larger --node" in str(caught.value)
+    with pytest.raises(NoFeasibleConfig, match="longest request has 9000") as caught:
+        baseline(parse_node_name("1xH100-80GB"), load_shape("Llama-2-7b-hf", env=NO_CACHE), 9000)
+    assert "shorter requests" in str(caught.value)
+
+
+def layout(config: Config) -> tuple[Value, ...]:
+    return tuple(config.get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+
+
+@pytest.mark.parametrize(
+    ("node", "model", "layouts"),
+    [
+        ("1xH100-80GB", "Llama-3.1-8B", {(1, 1, 1)}),
+        ("4xH100-80GB", "Llama-3.1-8B", {(1, 1, 4), (4, 1, 1)}),  # G20, and TP to compare
+        ("8xH200-141GB", "Llama-3.1-70B", {(2, 1, 4), (8, 1, 1)}),  # G21
+        ("4xL40S-48GB", "Llama-3.1-8B", {(1, 1, 4), (2, 1, 2)}),  # G22
+        ("4xL40S-48GB", "Llama-3.1-70B", {(4, 1, 1), (1, 4, 1)}),  # G22: PP compared
+    ],
+)
+def test_starting_points(node: str, model: str, layouts: set[tuple[int, int, int]]) -> None:
+    space, shape = load_space("default"), load_shape(model, env=NO_CACHE)
+    context = RuleContext(needed_len=4096, fixed=(("max-model-len", 8192),))
+    points = starting_points(space, parse_node_name(node), shape, context)
+    assert 2 <= len(points) <= 4
+    assert len(set(points)) == len(points)
+    assert {layout(point) for point in points} == layouts
+    for point in points:
+        assert space.contains(point)
+        assert check(point, parse_node_name(node), shape, context) == ()
+
+
+def test_points_fit_a_narrow_space() -> None:
+    space = load_space("scheduler")
+    points = starting_points(space, parse_node_name("1xH100-80GB"), load_shape("Llama-3.1-8B", env=NO_CACHE))
+    assert all(space.contains(point) for point in points)
+    assert [point.get("max-num-seqs") for point in points] == [256, 512, 64]
+    assert [point.get("max-num-batched-tokens") for point in points] == [8192, 16384, 2048]

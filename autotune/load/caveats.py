@@ -1,0 +1,202 @@
+"""Doubts about a level's figures, typed, each with what was seen and what to do. Pure.
+
+Codes: client_late, in_flight_cap, too_few_samples, no_usage, output_drift, prefix_hits, errors, saturated, aborted,
+no_steady_window, tokens_per_chunk, unseen_tokens, preemptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.load import stats
+from autotune.load.reading import RequestError
+from autotune.load.window import Window, peak_in_flight
+from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, Measurement, RequestRecord
+from autotune.units import format_seconds
+
+MAX_ERROR_SHARE = 0.01
+"""Above this share of failed requests the figures are no objective: dropped requests make the others look fast."""
+
+LATE_FLOOR_S = 0.005
+LATE_SHARE = 0.02
+"""The client is late when the p99 of sent - scheduled exceeds 5 ms and 2 % of the median TTFT."""
+
+MAX_OUTPUT_DRIFT = 0.02
+MAX_UNEXPECTED_HITS = 0.01
+MAX_QUEUE_GROWTH = 1.1
+MIN_FOR_GROWTH = 20
+MAX_PREEMPTION_SHARE = 0.05
+MANY_TOKENS_PER_CHUNK = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What doubts are judged from; `measurement` is still without caveats."""
+
+    measurement: Measurement
+    records: tuple[RequestRecord, ...]
+    window: Window
+    shared_tokens_per_request: float | None
+    in_flight_cap: int
+
+    @property
+    def level(self) -> LoadLevel:
+        """The level that was driven."""
+        return self.measurement.level
+
+    @property
+    def good(self) -> list[RequestRecord]:
+        """The requests that succeeded."""
+        return [r for r in self.records if r.error is None]
+
+
+def caveats_of(evidence: Evidence) -> tuple[Caveat, ...]:
+    """Every doubt about a level, the client's own faults first."""
+    checks = (_client, _requests, _window, _tokens, _server)
+    return tuple(caveat for check in checks for caveat in check(evidence))
+
+
+def queue_growth(records: list[RequestRecord]) -> float | None:
+    """How much faster requests came than they were served: the slope of first-token time against due time.
+
+    1 when the server keeps up, offered rate over capacity when it does not; independent of how long outputs take,
+    which makes the completed rate of a short level useless for this. None with fewer than MIN_FOR_GROWTH requests.
+    """
+    pairs = [(r.scheduled_s, r.first_token_s) for r in records if r.first_token_s is not None]
+    if len(pairs) < MIN_FOR_GROWTH:
+        return None
+    due, first = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
+    spread = float(((due - due.mean()) ** 2).sum())
+    return float(((due - due.mean()) * (first - first.mean())).sum()) / spread if spread > 0 else None
+
+
+def _client(e: Evidence) -> Iterator[Caveat]:
+    lateness = [r.sent_s - r.scheduled_s for r in e.records if r.sent_s is not None]
+    p99 = stats.percentile(lateness, 99)
+    ttft = e.measurement.ttft_s
+    bound = max(LATE_FLOOR_S, LATE_SHARE * ttft.p50.value if ttft else 0.0)
+    if p99 is not None and p99 > bound:
+        yield Caveat(
+            code="client_late",
+            text=f"requests left up to {format_seconds(p99)} (p99) after they were due; "
+            f"{format_seconds(bound)} would be harmless",
+            remedy="Give the load client free CPU cores, or lower the rate or concurrency.",
+        )
+    if e.level.arrivals is not Arrivals.CLOSED and peak_in_flight(e.records) >= e.in_flight_cap:
+        yield Caveat(
+            code="in_flight_cap",
+            text=f"{e.in_flight_cap} requests were open at once, the most that are kept; later ones were held back",
+            remedy="Lower the rate: the server is far beyond its capacity.",
+        )
+
+
+def _requests(e: Evidence) -> Iterator[Caveat]:
+    m = e.measurement
+    ended = m.completed + m.failed
+    if m.failed and m.failed / ended > MAX_ERROR_SHARE:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in m.errors)
+        yield Caveat(
+            code="errors",
+            text=f"{m.failed} of {ended} requests failed ({kinds})",
+            remedy="Read the server's log; figures with more than 1 % errors are not compared.",
+        )
+    cut = {str(RequestError.DEADLINE): "its time was over", str(RequestError.ABORTED): "the server was gone"}
+    for kind, count in m.errors:
+        if kind in cut:
+            yield Caveat(
+                code="aborted",
+                text=f"the level was ended because {cut[kind]}, with {count} requests open",
+                remedy="Give the level more time or send fewer requests, unless the config is simply too slow.",
+            )
+    few = _too_few(m)
+    if few:
+        yield Caveat(code="too_few_samples", text=few, remedy="Send more requests per level.")
+    if e.level.arrivals is not Arrivals.CLOSED:
+        growth, rate = queue_growth(e.good), e.level.rate_rps
+        if growth is not None and rate and growth > MAX_QUEUE_GROWTH:
+            yield Caveat(
+                code="saturated",
+                text=f"{rate:.3g} requests/s were offered and about {rate / growth:.3g} served: the queue grew all "
+                "the time, and its TTFT depends on how long the level lasted",
+                remedy="Lower the rate to measure a latency; this config cannot carry it.",
+            )
+
+
+def _too_few(m: Measurement) -> str:
+    needed = stats.samples_for(95)
+    if m.level.role in {LevelRole.TTFT, LevelRole.EXTRA} and (m.ttft_s is None or m.ttft_s.count < needed):
+        return f"p95 TTFT from {m.ttft_s.count if m.ttft_s else 0} requests has no interval; {needed} give one"
+    if m.level.role is LevelRole.THROUGHPUT and (m.output_tok_s is None or m.output_tok_s.low is None):
+        return "too little arrived in the window for an interval of the throughput"
+    return ""
+
+
+def _window(e: Evidence) -> Iterator[Caveat]:
+    if not e.window.steady and e.records:
+        yield Caveat(
+            code="no_steady_window",
+            text=f"{e.level.concurrency} requests at once were not held long enough to cut ramp and tail off; "
+            "the whole level is counted, which reads too low",
+            remedy="Send at least four requests per concurrent slot.",
+        )
+
+
+def _tokens(e: Evidence) -> Iterator[Caveat]:
+    good = e.good
+    silent = sum(1 for r in good if r.output_tokens is None)
+    if silent:
+        yield Caveat(
+            code="no_usage",
+            text=f"{silent} of {len(good)} responses came without usage; their chunks were counted as tokens",
+            remedy="Use a server that honours stream_options.include_usage.",
+        )
+    said = [(r.output_tokens, r.wanted_output_tokens) for r in good if r.output_tokens is not None]
+    wanted = sum(want for _, want in said)
+    off = sum(got for got, _ in said) - wanted
+    if abs(off) > MAX_OUTPUT_DRIFT * wanted:
+        yield Caveat(
+            code="output_drift",
+            text=f"outputs were {off / wanted:+.1%} off the tokens asked for",
+            remedy="Check that the server honours ignore_eos and that max-model-len admits the longest request.",
+        )
+    unseen = sum(1 for r in good if r.first_token_s is None)
+    if unseen:
+        yield Caveat(
+            code="unseen_tokens",
+            text=f"{unseen} responses had tokens by usage and no text; they have no TTFT",
+            remedy="Expected of random weights; otherwise look at the model's output.",
+        )
+    chunks = sum(r.counted_tokens for r in good if r.output_tokens is not None)
+    per_chunk = sum(got for got, _ in said) / chunks if chunks else 1.0
+    if per_chunk > MANY_TOKENS_PER_CHUNK:
+        yield Caveat(
+            code="tokens_per_chunk",
+            text=f"{per_chunk:.1f} tokens came per chunk (speculative decoding or --stream-interval): ITL is per "
+            "token, the pauses a user sees are longer",
+            remedy="Compare TPOT and throughput; compare ITL only at equal packing.",
+        )
+
+
+def _server(e: Evidence) -> Iterator[Caveat]:
+    server = e.measurement.server
+    if server is None:
+        return
+    if e.shared_tokens_per_request is not None and server.prefix_queries and server.prefix_hits is not None:
+        sent = sum(1 for r in e.records if r.sent_s is not None)
+        unexpected = server.prefix_hits - sent * e.shared_tokens_per_request
+        share = unexpected / server.prefix_queries
+        if share >= MAX_UNEXPECTED_HITS:
+            yield Caveat(
+                code="prefix_hits",
+                text=f"{share:.1%} of the prompt tokens came from the prefix cache, and the workload shares none",
+                remedy="Prompts were repeated (or recomputed after preemption); measure on a fresh server.",
+            )
+    if server.preemptions and server.preemptions > MAX_PREEMPTION_SHARE * max(1, e.measurement.completed):
+        yield Caveat(
+            code="preemptions",
+            text=f"{server.preemptions} preemptions in {e.measurement.completed} requests: KV memory is short",
+            remedy="Lower max-num-seqs or max-model-len, or give the KV cache more memory.",
+        )

@@ -1,0 +1,211 @@
+"""From raw request records to the figures of one load level. Pure; records_file.py keeps what it needs.
+
+Definitions (seconds; tokens are the server's `usage`, and its client-side count only where usage is missing):
+
+```
+TTFT      first token - scheduled; ttft_from_send_s: first token - sent
+TPOT      (last token - first token) / (tokens - 1), per request
+ITL       gap between successive token-carrying chunks; where a chunk carries m tokens on average, gap / m
+E2E       last token - scheduled: the usage frame and [DONE] come later and are nobody's wait
+tok/s     tokens that arrived in the window / window; only tokens of requests that succeeded
+total     the same with prompt tokens, counted when their first output token arrived
+goodput   requests/s that succeeded with TTFT within the SLO
+```
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from autotune.load import stats
+from autotune.load.arrivals import IN_FLIGHT_CAP
+from autotune.load.caveats import MAX_ERROR_SHARE, Evidence, caveats_of
+from autotune.load.window import Window, window_of
+from autotune.records import (
+    Arrivals,
+    ClockKind,
+    Estimate,
+    LoadLevel,
+    Measurement,
+    RequestRecord,
+    ServerDelta,
+)
+
+
+def summarise(
+    level: LoadLevel,
+    records: Sequence[RequestRecord],
+    duration_s: float,
+    clock: ClockKind,
+    slo_ttft_s: float | None = None,
+    server: ServerDelta | None = None,
+    *,
+    shared_tokens_per_request: float | None = None,
+    in_flight_cap: int = IN_FLIGHT_CAP,
+) -> Measurement:
+    """The figures of a level, with intervals and doubts. The same arguments give the same figures.
+
+    Args:
+        duration_s: first due request to last end.
+        slo_ttft_s: bound for goodput; None leaves goodput None.
+        shared_tokens_per_request: prompt tokens that the prefix cache may rightly serve
+            (Workload.shared_tokens_per_request); None where hits prove nothing.
+    """
+    good = [r for r in records if r.error is None]
+    window = window_of(level, records, duration_s)
+    chosen = [r for r in good if _counts(level, window, r)] or good
+    seed = abs(level.seed)
+    tpot = [t for r in chosen if (t := tpot_s(r)) is not None]
+    ttft = stats.latency([t for r in chosen if (t := ttft_s(r)) is not None], seed=seed)
+    measurement = Measurement(
+        level=level,
+        clock=clock,
+        duration_s=duration_s,
+        steady_s=max(0.0, window.end_s - window.start_s),
+        planned=level.requests,
+        completed=len(good),
+        failed=len(records) - len(good),
+        errors=tuple(sorted(Counter(r.error for r in records if r.error is not None).items())),
+        prompt_tokens=_sum([r.prompt_tokens for r in good]),
+        output_tokens=_sum([r.output_tokens for r in good]),
+        output_tok_s=_output_rate(good, window, seed),
+        total_tok_s=_total_rate(good, window, seed),
+        request_rps=_request_rate(good, window, seed),
+        goodput_rps=None if slo_ttft_s is None else _goodput(good, window, slo_ttft_s, seed),
+        ttft_s=ttft,
+        ttft_from_send_s=stats.latency([t for r in chosen if (t := _from_send_s(r)) is not None], seed=seed),
+        tpot_s=stats.latency(tpot, seed=seed),
+        itl_s=stats.latency([gap for r in chosen for gap in itl_s(r)], seed=seed, independent=len(chosen)),
+        e2e_s=stats.latency([r.last_token_s - r.scheduled_s for r in chosen if r.last_token_s is not None], seed=seed),
+        server=server,
+    )
+    evidence = Evidence(
+        measurement=measurement,
+        records=tuple(records),
+        window=window,
+        shared_tokens_per_request=shared_tokens_per_request,
+        in_flight_cap=in_flight_cap,
+    )
+    return replace(measurement, caveats=caveats_of(evidence))
+
+
+def error_share(measurement: Measurement) -> float:
+    """Share of the ended requests that failed, 0..1; 1 when none ended."""
+    ended = measurement.completed + measurement.failed
+    return measurement.failed / ended if ended else 1.0
+
+
+def is_valid(measurement: Measurement) -> bool:
+    """Whether the figures may be an objective: something succeeded and at most 1 % failed."""
+    return measurement.completed > 0 and error_share(measurement) <= MAX_ERROR_SHARE
+
+
+def tokens_of(record: RequestRecord) -> int:
+    """Output tokens by the server's usage, else the chunks counted here (too few when a chunk holds several)."""
+    return record.counted_tokens if record.output_tokens is None else record.output_tokens
+
+
+def ttft_s(record: RequestRecord) -> float | None:
+    """From the scheduled time; None when no token was seen."""
+    return None if record.first_token_s is None else record.first_token_s - record.scheduled_s
+
+
+def tpot_s(record: RequestRecord) -> float | None:
+    """Time per output token after the first.
+
+    None with fewer than two tokens, and when all of them came in one chunk: their pace was not seen, and 0 would be
+    taken for a very fast one.
+    """
+    tokens = tokens_of(record)
+    if record.first_token_s is None or record.last_token_s is None or tokens < 2 or record.counted_tokens < 2:
+        return None
+    return (record.last_token_s - record.first_token_s) / (tokens - 1)
+
+
+def itl_s(record: RequestRecord) -> list[float]:
+    """Inter-token latencies, one per gap between token-carrying chunks.
+
+    Speculative decoding and `--stream-interval` put m tokens in a chunk; the pause before it is then shared evenly by
+    them, so that the mean is that of tokens and does not depend on how they were packed.
+    """
+    times = record.token_times_s
+    if len(times) < 2:
+        return []
+    per_chunk = max(1.0, (tokens_of(record) - 1) / (len(times) - 1))
+    return [(b - a) / per_chunk for a, b in pairwise(times)]
+
+
+def _from_send_s(record: RequestRecord) -> float | None:
+    if record.first_token_s is None or record.sent_s is None:
+        return None
+    return record.first_token_s - record.sent_s
+
+
+def _counts(level: LoadLevel, window: Window, record: RequestRecord) -> bool:
+    """Whether a request's latencies belong to the window: it was due inside."""
+    return level.arrivals is not Arrivals.CLOSED or window.start_s <= record.scheduled_s <= window.end_s
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    """The sum of what is known of every request; None as soon as one is missing, and of nothing."""
+    known = [v for v in values if v is not None]
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _output_events(good: Sequence[RequestRecord]) -> tuple[stats.Floats, stats.Floats]:
+    """Arrival times of output tokens and how many arrived: a request's tokens spread evenly over its chunks."""
+    times: list[stats.Floats] = []
+    amounts: list[stats.Floats] = []
+    for record in good:
+        tokens = tokens_of(record)
+        at = np.asarray(record.token_times_s, dtype=float)
+        if not len(at):
+            end = record.last_token_s if record.last_token_s is not None else record.done_s
+            if end is None or not tokens:
+                continue
+            # No chunk times were kept: evenly from the first to the last token, or all at the end.
+            first = record.first_token_s if record.first_token_s is not None else end
+            at = np.linspace(first, end, tokens)
+        times.append(at)
+        amounts.append(np.full(len(at), tokens / len(at)))
+    if not times:
+        return np.empty(0), np.empty(0)
+    return np.concatenate(times), np.concatenate(amounts)
+
+
+def _output_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
+    times, amounts = _output_events(good)
+    return stats.rate(times, amounts, window.start_s, window.end_s, seed=seed)
+
+
+def _total_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
+    """None when a prompt's length is unknown: a total without it would be too low."""
+    if any(r.prompt_tokens is None for r in good):
+        return None
+    times, amounts = _output_events(good)
+    prompts = [(r.first_token_s, float(r.prompt_tokens or 0)) for r in good if r.first_token_s is not None]
+    times = np.concatenate([times, np.array([t for t, _ in prompts])])
+    amounts = np.concatenate([amounts, np.array([n for _, n in prompts])])
+    return stats.rate(times, amounts, window.start_s, window.end_s, seed=seed)
+
+
+def _request_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
+    ends = np.array([end for r in good if (end := _end_s(r)) is not None], dtype=float)
+    return stats.rate(ends, np.ones(len(ends)), window.start_s, window.end_s, seed=seed)
+
+
+def _goodput(good: Sequence[RequestRecord], window: Window, slo_s: float, seed: int) -> Estimate | None:
+    """All ends are events, those that missed the SLO with amount 0: a level that misses every time has goodput 0."""
+    pairs = [(end, ttft_s(r)) for r in good if (end := _end_s(r)) is not None]
+    ends = np.array([end for end, _ in pairs], dtype=float)
+    met = np.array([1.0 if t is not None and t <= slo_s else 0.0 for _, t in pairs])
+    return stats.rate(ends, met, window.start_s, window.end_s, seed=seed)
+
+
+def _end_s(record: RequestRecord) -> float | None:
+    return record.last_token_s if record.last_token_s is not None else record.done_s

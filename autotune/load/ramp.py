@@ -1,0 +1,173 @@
+"""Finds the baseline's capacity and fixes the two levels of a study. Pure policy: points in, next step out.
+
+Formulas of `load_plan`:
+
+```
+knee         smallest concurrency whose output tok/s is within 5 % of the best seen
+concurrency  2 x knee, at most the workload's maximum: a better config needs more requests in flight to saturate
+capacity     best output tok/s / mean output tokens: requests/s, steadier than counting ends in a short window
+rate         0.85 x capacity: near the knee, where configs differ, and still stable for the baseline
+throughput   max(per_slot x concurrency, level_s x capacity) requests, lengthened to at most `most`
+ttft         max(ttft, level_s x rate) requests, lengthened to at most `most`
+warm-up      warmup_per_slot x concurrency requests
+```
+
+All of it per GPU that the baseline uses, so that a config on other GPUs is offered the same work per GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.load.workloads import Workload
+from autotune.records import Arrivals, Estimate, LevelRole, LoadLevel, LoadPlan, Measurement
+
+START_PER_GPU = 8
+MIN_GAIN = 0.05
+HEAD_ROOM = 2
+RATE_SHARE = 0.85
+MIN_RAMP_REQUESTS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampPoint:
+    """What the baseline did at one concurrency, all its GPUs together.
+
+    Attributes:
+        output_tok_s: over the steady window, with its interval where there is one.
+        request_rps: requests/s that this is, by the mean output of the requests that succeeded.
+    """
+
+    concurrency: int
+    output_tok_s: Estimate
+    request_rps: float
+
+
+def ramp_point(measurement: Measurement) -> RampPoint | None:
+    """The point of a measured ramp level; None when it has no throughput or was no closed loop."""
+    rate, concurrency = measurement.output_tok_s, measurement.level.concurrency
+    if rate is None or concurrency is None or not measurement.completed:
+        return None
+    if measurement.output_tokens:
+        request_rps = rate.value / (measurement.output_tokens / measurement.completed)
+    elif measurement.request_rps is not None:
+        request_rps = measurement.request_rps.value
+    else:
+        return None
+    return RampPoint(concurrency=concurrency, output_tok_s=rate, request_rps=request_rps)
+
+
+def next_concurrency(
+    points: Sequence[RampPoint], limit: int, *, start: int = START_PER_GPU, gpus: int = 1
+) -> int | None:
+    """The concurrency to try next, all GPUs together; None when the ramp is over.
+
+    Doubles from `start` per GPU until a doubling gains less than 5 % over the best before. A gain that noise could have
+    hidden (the intervals are wider than 5 %) must be missing twice.
+
+    Args:
+        points: in the order tried.
+        limit: highest concurrency allowed, all GPUs together.
+    """
+    if not points:
+        return max(1, min(start * gpus, limit))
+    if points[-1].concurrency >= limit or _flat(points):
+        return None
+    return min(2 * points[-1].concurrency, limit)
+
+
+def ramp_level(concurrency: int, *, seed: int) -> LoadLevel:
+    """A closed loop that shows the throughput at `concurrency`: four requests per slot, at least 24."""
+    return LoadLevel(
+        name=f"ramp-{concurrency}",
+        role=LevelRole.RAMP,
+        arrivals=Arrivals.CLOSED,
+        requests=max(MIN_RAMP_REQUESTS, 4 * concurrency),
+        seed=seed,
+        concurrency=concurrency,
+    )
+
+
+def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int) -> LoadPlan:
+    """The levels of a study, by the formulas above.
+
+    Raises:
+        ValueError: no point, or none with throughput: there is no capacity to plan from.
+    """
+    best = max(points, key=lambda p: p.output_tok_s.value, default=None)
+    if best is None or best.output_tok_s.value <= 0 or best.request_rps <= 0:
+        raise ValueError("the ramp measured no throughput")
+    knee = min(p.concurrency for p in points if p.output_tok_s.value >= best.output_tok_s.value * (1 - MIN_GAIN))
+    counts = workload.requests
+    concurrency = min(math.ceil(HEAD_ROOM * knee / gpus), workload.max_concurrency)
+    capacity_rps = best.request_rps / gpus
+    rate_rps = RATE_SHARE * capacity_rps
+    return LoadPlan(
+        concurrency_per_gpu=concurrency,
+        rate_rps_per_gpu=rate_rps,
+        throughput_requests_per_gpu=_lengthened(
+            counts.per_slot * concurrency, counts.level_s * capacity_rps, counts.most
+        ),
+        ttft_requests_per_gpu=_lengthened(counts.ttft, counts.level_s * rate_rps, counts.most),
+        warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
+        capacity_rps_per_gpu=capacity_rps,
+    )
+
+
+def plan_levels(plan: LoadPlan, gpus: int, *, seed: int) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
+    """Warm-up, throughput and TTFT levels of a config that uses `gpus` GPUs, busiest first."""
+    concurrency, rate = plan.concurrency_per_gpu * gpus, plan.rate_rps_per_gpu * gpus
+    return (
+        LoadLevel(
+            name="warmup",
+            role=LevelRole.WARMUP,
+            arrivals=Arrivals.CLOSED,
+            requests=plan.warmup_requests_per_gpu * gpus,
+            seed=seed,
+            concurrency=concurrency,
+        ),
+        LoadLevel(
+            name="throughput",
+            role=LevelRole.THROUGHPUT,
+            arrivals=Arrivals.CLOSED,
+            requests=plan.throughput_requests_per_gpu * gpus,
+            seed=seed + 1,
+            concurrency=concurrency,
+        ),
+        LoadLevel(
+            name="ttft",
+            role=LevelRole.TTFT,
+            arrivals=Arrivals.POISSON,
+            requests=plan.ttft_requests_per_gpu * gpus,
+            seed=seed + 2,
+            rate_rps=rate,
+        ),
+    )
+
+
+def _lengthened(least: int, wanted: float, most: int) -> int:
+    """`least`, or more to last as long as wanted, but lengthened only up to `most`."""
+    return max(least, min(math.ceil(wanted), most))
+
+
+def _flat(points: Sequence[RampPoint]) -> bool:
+    if len(points) < 2 or _gain(points) >= MIN_GAIN:
+        return False
+    noisy = max(_half_width(points[-1]), _half_width(points[-2])) > MIN_GAIN
+    return not noisy or (len(points) >= 3 and _gain(points[:-1]) < MIN_GAIN)
+
+
+def _gain(points: Sequence[RampPoint]) -> float:
+    """What the last point adds to the best before it, as a share."""
+    before = max(p.output_tok_s.value for p in points[:-1])
+    return points[-1].output_tok_s.value / before - 1 if before > 0 else math.inf
+
+
+def _half_width(point: RampPoint) -> float:
+    """Half the relative interval; as good as none where there is no interval."""
+    rate = point.output_tok_s
+    if rate.low is None or rate.high is None or rate.value <= 0:
+        return math.inf
+    return (rate.high - rate.low) / 2 / rate.value

@@ -1,0 +1,84 @@
+"""Which part of a level counts: the steady window of a closed loop, all of an open loop. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.load.reading import RequestError
+from autotune.records import Arrivals, LoadLevel, RequestRecord
+
+MIN_COMPLETIONS = 10
+"""A window with fewer ends of requests in it is not used."""
+
+_INSTANT = 1e-6
+"""Stamps closer than this are one instant: what records keep of a time."""
+
+_CUT = frozenset({str(RequestError.DEADLINE), str(RequestError.ABORTED)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Part of a level, seconds after its start.
+
+    Attributes:
+        steady: the window was cut by the rule; False when the whole level had to be taken instead.
+    """
+
+    start_s: float
+    end_s: float
+    steady: bool
+
+
+def window_of(level: LoadLevel, records: Sequence[RequestRecord], duration_s: float) -> Window:
+    """The window that figures are counted over.
+
+    Closed loop: from the moment `concurrency` requests were in flight for the first time, to the first moment when a
+    slot came free and no request was left to fill it (or the level was cut off). Before, the server ramps up; after,
+    it runs with less than the asked concurrency. Open loop: from the first due request to the last end, because its
+    figures are about these arrivals, the first and the last included.
+    """
+    begin = min((r.scheduled_s for r in records), default=0.0)
+    whole = Window(start_s=begin, end_s=begin + duration_s, steady=level.arrivals is not Arrivals.CLOSED)
+    if whole.steady:
+        return whole
+    start = _reached(records, level.concurrency or 1)
+    if start is None:
+        return whole
+    last_sent = max(r.sent_s for r in records if r.sent_s is not None)
+    # The end that made room for the last send bears the same instant; it is not the one looked for.
+    ends = [r.done_s for r in records if r.done_s is not None and (r.done_s > last_sent + _INSTANT or r.error in _CUT)]
+    end = min(ends, default=whole.end_s)
+    completed = sum(1 for r in records if r.error is None and r.done_s is not None and start <= r.done_s <= end)
+    if completed < MIN_COMPLETIONS:
+        return whole
+    return Window(start_s=start, end_s=end, steady=True)
+
+
+def peak_in_flight(records: Sequence[RequestRecord]) -> int:
+    """The most requests that were open at once."""
+    peak = now = 0
+    for _at_s, change in _changes(records):
+        now += change
+        peak = max(peak, now)
+    return peak
+
+
+def _reached(records: Sequence[RequestRecord], concurrency: int) -> float | None:
+    now = 0
+    for at_s, change in _changes(records):
+        now += change
+        if now >= concurrency:
+            return at_s
+    return None
+
+
+def _changes(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
+    """Sends (+1) and ends (-1) in time order; at one instant the end comes first, for it made room for the send."""
+    changes: list[tuple[float, int]] = []
+    for record in records:
+        if record.sent_s is not None and record.done_s is not None:
+            # A response that ended in the microsecond of its sending must still count up before it counts down.
+            sent_s, done_s = round(record.sent_s, 6), round(record.done_s, 6)
+            changes += [(sent_s, 1), (max(done_s, sent_s + _INSTANT), -1)]
+    return sorted(changes)

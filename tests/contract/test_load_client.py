@@ -1,0 +1,505 @@
+"""The load client at the wire, against a server whose truth is known from its script.
+
+Lower bounds on times are exact (a server that pauses 60 ms cannot be faster); upper bounds are those of a busy
+two-core machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import itertools
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta, frame, serving, text, usage
+
+from autotune.errors import AutotuneError, InvalidOption
+from autotune.load.client import DriveOptions, Timeouts, calibrate, check_url, drive
+from autotune.load.datasets import plan_requests, render_prompt
+from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
+from autotune.load.window import peak_in_flight
+from autotune.load.words import COMMON_WORDS
+from autotune.load.workloads import Api, load_workload
+from autotune.records import Arrivals, ClockKind, LevelRole, LoadLevel, PlannedRequest, RequestRecord
+
+SLACK_S = 1.0
+
+
+def options(api: Api = Api.CHAT, **changes: Any) -> DriveOptions:
+    base = DriveOptions(
+        api=api,
+        model="m",
+        render=lambda request: f"prompt {request.content_seed}",
+        timeouts=Timeouts(request_s=10.0, stall_s=5.0, connect_s=5.0),
+        deadline_s=20.0,
+        stagger_s=0.0,
+    )
+    return replace(base, **changes)
+
+
+def level(requests: int, **changes: Any) -> LoadLevel:
+    base = LoadLevel(name="l", role=LevelRole.EXTRA, arrivals=Arrivals.CLOSED, requests=requests, seed=0, concurrency=1)
+    return replace(base, **changes)
+
+
+def planned(count: int, due: list[float] | None = None, output_tokens: int = 3) -> list[PlannedRequest]:
+    return [
+        PlannedRequest(
+            index=i,
+            prompt_tokens=10,
+            output_tokens=output_tokens,
+            content_seed=i,
+            scheduled_s=due[i] if due else None,
+        )
+        for i in range(count)
+    ]
+
+
+async def one(*steps: Step, opts: DriveOptions | None = None, script: Script | None = None) -> RequestRecord:
+    """The record of a single request that is answered by these steps."""
+    async with serving(lambda _n, _body: script or Script(steps=steps)) as (url, _seen):
+        records, duration_s = await drive(url, level(1), planned(1), options=opts or options())
+    assert len(records) == 1
+    assert duration_s > 0
+    return records[0]
+
+
+class TestTokens:
+    async def test_role_only_chunk_is_no_token(self) -> None:
+        record = await one(
+            delta(role="assistant", content=""),
+            Pause(0.06),
+            delta(content="a"),
+            delta(content="b"),
+            delta("length", content="c"),
+            usage(11, 3),
+            DONE,
+        )
+        assert record.error is None
+        assert record.first_token_s is not None
+        assert record.first_byte_s is not None
+        assert record.sent_s is not None
+        assert record.first_token_s - record.first_byte_s >= 0.05
+        assert record.sent_s <= record.first_byte_s
+        assert 0.06 <= record.first_token_s - record.sent_s < SLACK_S
+        assert (record.prompt_tokens, record.output_tokens, record.counted_tokens) == (11, 3, 3)
+        assert record.finish_reason == "length"
+        assert record.status == 200
+
+    async def test_empty_text_is_no_token(self) -> None:
+        record = await one(
+            text(""), Pause(0.06), text("a"), text("b"), usage(5, 4), DONE, opts=options(Api.COMPLETIONS)
+        )
+        assert record.counted_tokens == 2
+        assert (ttft_s(record) or 0) >= 0.06
+
+    @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+    async def test_reasoning_is_the_first_token(self, name: str) -> None:
+        record = await one(
+            delta(role="assistant", content=""),
+            delta(**{name: "hm", "content": None}),
+            Pause(0.3),
+            delta(content="a"),
+            usage(5, 2),
+            DONE,
+        )
+        assert len(record.token_times_s) == 2
+        assert record.token_times_s[1] - record.token_times_s[0] >= 0.25
+
+    async def test_tool_call_arguments_are_tokens_and_the_id_is_not(self) -> None:
+        record = await one(
+            delta(tool_calls=[{"index": 0, "id": "x", "type": "function", "function": {"arguments": ""}}]),
+            delta(tool_calls=[{"index": 0, "function": {"name": "f"}}]),
+            delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}]),
+            usage(5, 2),
+            DONE,
+        )
+        assert record.error is None
+        assert record.counted_tokens == 2
+
+    async def test_several_tokens_per_chunk_do_not_change_tpot(self) -> None:
+        # Nine tokens: one, then four chunks of two, 40 ms apart: 160 ms for 8 tokens is 20 ms each.
+        steps: list[Step] = [delta(content="a")]
+        for _ in range(4):
+            steps += [Pause(0.04), delta(content="b c")]
+        record = await one(*steps, usage(5, 9), DONE)
+        tpot = tpot_s(record)
+        assert tpot is not None
+        assert 0.019 <= tpot < 0.019 + SLACK_S / 8
+        gaps = itl_s(record)
+        assert len(gaps) == 4
+        assert sum(gaps) / 4 == pytest.approx(tpot, rel=1e-6)
+
+    async def test_no_usage_is_none_and_flagged(self) -> None:
+        record = await one(delta(content="a"), delta("stop", content="b"), DONE)
+        assert (record.error, record.prompt_tokens, record.output_tokens, record.counted_tokens) == (
+            None,
+            None,
+            None,
+            2,
+        )
+        m = summarise(level(1), [record], 1.0, ClockKind.WALL)
+        assert m.output_tokens is None
+        assert m.total_tok_s is None
+        assert "no_usage" in {c.code for c in m.caveats}
+
+    async def test_latency_ends_at_the_last_token(self) -> None:
+        record = await one(delta(content="a"), delta("stop", content="b"), Pause(0.3), usage(5, 2), DONE)
+        assert record.last_token_s is not None
+        assert record.done_s is not None
+        assert record.done_s - record.last_token_s >= 0.25
+
+    async def test_frames_split_at_every_byte(self) -> None:
+        stream = b"".join(s.data for s in (delta(content="é😀"), delta("stop", content="b"), usage(5, 2), DONE))
+        record = await one(*[Send(bytes([b])) for b in stream])
+        assert (record.error, record.counted_tokens, record.output_tokens) == (None, 2, 2)
+
+    async def test_crlf_and_comments(self) -> None:
+        stream = b"".join(s.data for s in (delta(content="a"), usage(5, 1), DONE)).replace(b"\n", b"\r\n")
+        record = await one(Send(b": ping\r\n\r\n"), Send(stream))
+        assert (record.error, record.counted_tokens) == (None, 1)
+
+    async def test_slow_first_byte_counts(self) -> None:
+        record = await one(script=Script(before_head_s=0.2, steps=(delta(content="a"), usage(5, 1), DONE)))
+        assert 0.2 <= (ttft_s(record) or 0) < 0.2 + SLACK_S
+
+
+class TestFailures:
+    async def failed(self, kind: str, *steps: Step, **kwargs: Any) -> RequestRecord:
+        record = await one(*steps, **kwargs)
+        assert record.error == kind
+        measurement = summarise(level(1), [record], 1.0, ClockKind.WALL)
+        assert (measurement.completed, measurement.failed, measurement.errors) == (0, 1, ((kind, 1),))
+        assert measurement.output_tok_s is None
+        assert measurement.ttft_s is None
+        return record
+
+    async def test_error_object_then_done(self) -> None:
+        message = {"error": {"message": "EngineCore encountered an issue", "code": 500}}
+        record = await self.failed("error_frame", delta(content="a"), frame(message), DONE)
+        assert "EngineCore" in (record.message or "")
+        assert record.status == 200
+
+    async def test_error_event(self) -> None:
+        await self.failed("error_frame", delta(content="a"), Send(b"event: error\ndata: overloaded\n\n"), DONE)
+
+    async def test_error_object_instead_of_a_stream(self) -> None:
+        body = Script(content_type="application/json", steps=(Send(b'{"error": {"message": "no"}}'),))
+        record = await self.failed("error_frame", script=body)
+        assert record.message == "no"
+
+    async def test_answer_that_does_not_stream(self) -> None:
+        body = Script(content_type="application/json", steps=(Send(b'{"choices": [{"text": "a"}]}'),))
+        await self.failed("protocol", script=body)
+
+    async def test_garbage(self) -> None:
+        await self.failed("protocol", Send(b"data: <html>\n\n"))
+
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            (429, "http_429"),
+            (503, "http_5xx"),
+            (500, "http_5xx"),
+            (404, "http_4xx"),
+            (400, "http_4xx"),
+            (302, "protocol"),
+        ],
+    )
+    async def test_status(self, status: int, kind: str) -> None:
+        body = Script(status=status, content_type="application/json", steps=(Send(b'{"error": {"message": "why"}}'),))
+        record = await self.failed(kind, script=body)
+        assert (record.status, record.message) == (status, "why")
+
+    async def test_any_2xx_is_a_success(self) -> None:
+        record = await one(script=Script(status=201, steps=(delta(content="a"), usage(5, 1), DONE)))
+        assert record.error is None
+
+    async def test_reset_in_mid_stream(self) -> None:
+        record = await self.failed("reset", delta(content="a"), Pause(0.05), Reset())
+        assert record.counted_tokens == 1
+
+    async def test_reset_before_the_head(self) -> None:
+        await self.failed("reset", Reset())
+
+    async def test_stall(self) -> None:
+        quick = options(timeouts=Timeouts(request_s=10.0, stall_s=0.3, connect_s=5.0))
+        await self.failed("stalled", delta(content="a"), Hang(), opts=quick)
+
+    async def test_request_timeout(self) -> None:
+        quick = options(timeouts=Timeouts(request_s=0.3, stall_s=5.0, connect_s=5.0))
+        await self.failed("stalled", delta(content="a"), Hang(), opts=quick)
+
+    async def test_stream_that_just_ends(self) -> None:
+        await self.failed("truncated", delta(content="a"), delta(content="b"))
+
+    async def test_stream_with_usage_and_without_done_is_whole(self) -> None:
+        record = await one(delta(content="a"), delta("stop", content="b"), usage(5, 2))
+        assert record.error is None
+
+    async def test_entirely_empty_completion(self) -> None:
+        record = await self.failed(
+            "no_tokens", delta(role="assistant", content=""), delta("stop", content=""), usage(5, 0), DONE
+        )
+        assert record.first_token_s is None
+
+    async def test_nothing_but_the_end(self) -> None:
+        await self.failed("truncated")
+
+    async def test_aborted_by_the_server(self) -> None:
+        await self.failed("error_frame", delta(content="a"), delta("abort", content=""), usage(5, 1), DONE)
+
+    async def test_refused(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = taken.getsockname()[1]
+            records, _ = await drive(f"http://127.0.0.1:{port}", level(2), planned(2), options=options())
+        assert [r.error for r in records] == ["refused", "refused"]
+        assert all(r.sent_s is None for r in records)
+
+    async def test_hang_after_done_is_a_success_and_frees_the_slot(self) -> None:
+        steps = (delta(content="a"), usage(5, 1), DONE, Hang())
+        async with serving(lambda _n, _b: Script(steps=steps)) as (url, _seen):
+            records, duration_s = await drive(url, level(2), planned(2), options=options())
+        assert [r.error for r in records] == [None, None]
+        assert duration_s < 5
+
+    async def test_a_failed_request_is_not_repeated(self) -> None:
+        async with serving(lambda _n, _b: Script(status=503)) as (url, seen):
+            records, _ = await drive(url, level(5), planned(5), options=options())
+        assert len(seen.requests) == len(records) == 5
+
+
+GOOD = (delta(role="assistant", content=""), delta(content="a"), delta("length", content="b"), usage(5, 2), DONE)
+
+
+class TestClosedLoop:
+    async def test_holds_its_concurrency(self) -> None:
+        script = Script(steps=(Pause(0.03), *GOOD))
+        async with serving(lambda _n, _b: script) as (url, seen):
+            records, _ = await drive(url, level(24, concurrency=4), planned(24), options=options())
+        assert [r.index for r in records] == list(range(24))
+        assert peak_in_flight(records) == 4
+        assert seen.most_open in {4, 5}  # the server notices an end a moment after the client
+        assert {r.error for r in records} == {None}
+
+    async def test_a_slots_next_request_is_due_when_it_came_free(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(Pause(0.02), *GOOD))) as (url, _seen):
+            records, _ = await drive(url, level(4), planned(4), options=options())
+        assert records[0].scheduled_s == 0
+        for before, after in itertools.pairwise(records):
+            assert after.scheduled_s == before.done_s
+
+    async def test_start_is_staggered(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(Pause(0.3), *GOOD))) as (url, _seen):
+            records, _ = await drive(url, level(4, concurrency=4), planned(4), options=options(stagger_s=0.2))
+        assert [r.scheduled_s for r in records] == pytest.approx([0.0, 0.05, 0.1, 0.15])
+        assert all(r.sent_s is not None and r.sent_s >= r.scheduled_s for r in records)
+
+    async def test_what_is_written(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOAD_TEST_KEY", "s3cret")
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, seen):
+            await drive(url, level(1), planned(1), options=options(api_key_env="LOAD_TEST_KEY"))
+            await drive(url, level(1), planned(1), options=options(Api.COMPLETIONS, ignore_eos=False))
+        (chat_path, chat, chat_headers), (path, completion, headers) = seen.requests
+        assert (chat_path, path) == ("/v1/chat/completions", "/v1/completions")
+        assert chat == {
+            "model": "m",
+            "max_tokens": 3,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,
+            "messages": [{"role": "user", "content": "prompt 0"}],
+        }
+        assert completion["prompt"] == "prompt 0"
+        assert "ignore_eos" not in completion
+        assert chat_headers["Authorization"] == "Bearer s3cret"
+        assert "Authorization" not in headers
+
+    async def test_a_key_echoed_by_the_server_is_not_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LOAD_TEST_KEY", "s3cret")
+        body = Script(status=401, content_type="application/json", steps=(Send(b'{"error": "bad key s3cret"}'),))
+        record = await one(script=body, opts=options(api_key_env="LOAD_TEST_KEY"))
+        assert record.message == "bad key ***"
+        assert "s3cret" not in repr(record)
+
+    async def test_records_are_told_as_they_come(self) -> None:
+        told: list[int] = []
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, _seen):
+            await drive(url, level(3), planned(3), options=options(on_record=lambda r: told.append(r.index)))
+        assert told == [0, 1, 2]
+
+
+class TestOpenLoop:
+    async def test_a_slow_server_shifts_nothing_and_shows_in_ttft(self) -> None:
+        """Coordinated omission: a server that serves 20/s under 50/s must show a queue, not a slower client."""
+        count = 30
+        due = [i * 0.02 for i in range(count)]
+        # One at a time: the n-th answer comes no earlier than (n + 1) x 50 ms, by scripts that wait for their turn.
+        answers = (Script(before_head_s=(n + 1) * 0.05 - n * 0.02, steps=GOOD) for n in range(count))
+        async with serving(lambda _n, _b: next(answers)) as (url, seen):
+            records, _ = await drive(
+                url,
+                level(count, arrivals=Arrivals.CONSTANT, concurrency=None, rate_rps=50.0),
+                planned(count, due),
+                options=options(),
+            )
+        assert [r.scheduled_s for r in records] == pytest.approx(due, abs=1e-6)
+        assert seen.most_open > 10
+        waits = [ttft_s(r) or 0 for r in records]
+        # Request n is due at 20n ms and answered 50(n+1) ms after the start: it waits 50 + 30n ms.
+        assert all(wait >= 0.05 + 0.03 * n - 0.001 for n, wait in enumerate(waits))
+        m = summarise(
+            level(count, arrivals=Arrivals.CONSTANT, concurrency=None, rate_rps=50.0), records, 1.6, ClockKind.WALL
+        )
+        saturated = [c for c in m.caveats if c.code == "saturated"]
+        assert saturated
+        assert "50 requests/s" in saturated[0].text
+
+    async def test_late_sends_are_recorded_against_the_schedule(self) -> None:
+        due = [0.0, 0.01, 0.02]
+        async with serving(lambda _n, _b: Script(steps=(Pause(0.1), *GOOD))) as (url, _seen):
+            records, _ = await drive(
+                url,
+                level(3, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=100.0),
+                planned(3, due),
+                options=options(max_in_flight=1),
+            )
+        assert peak_in_flight(records) == 1
+        assert [r.scheduled_s for r in records] == pytest.approx(due)
+        last = records[2]
+        assert last.sent_s is not None
+        assert last.first_token_s is not None
+        assert last.sent_s - last.scheduled_s >= 0.17
+        assert (ttft_s(last) or 0) >= 0.27
+        assert 0.1 <= last.first_token_s - last.sent_s < 0.1 + SLACK_S
+        m = summarise(
+            level(3, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=100.0),
+            records,
+            0.3,
+            ClockKind.WALL,
+            in_flight_cap=1,
+        )
+        assert {"client_late", "in_flight_cap"} <= {c.code for c in m.caveats}
+
+    async def test_nothing_is_sent_early(self) -> None:
+        due = [0.0, 0.013, 0.05, 0.051]
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, _seen):
+            records, _ = await drive(
+                url,
+                level(4, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=80.0),
+                planned(4, due),
+                options=options(Api.COMPLETIONS),
+            )
+        assert all(r.sent_s is not None and r.sent_s >= r.scheduled_s for r in records)
+
+
+class TestEnds:
+    async def test_deadline_ends_open_requests(self) -> None:
+        scripts = [Script(steps=GOOD), Script(steps=(delta(content="a"), Hang())), Script(steps=(Hang(),))]
+        async with serving(lambda n, _b: scripts[n]) as (url, seen):
+            records, duration_s = await drive(url, level(9, concurrency=1), planned(9), options=options(deadline_s=0.5))
+            assert len(seen.requests) == 2
+        assert [r.error for r in records] == [None, "deadline"]
+        assert 0.45 <= duration_s < 0.5 + SLACK_S
+
+    async def test_deadline_tells_of_requests_due_but_not_sent(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(Hang(),))) as (url, _seen):
+            records, _ = await drive(
+                url,
+                level(3, arrivals=Arrivals.CONSTANT, concurrency=None, rate_rps=10.0),
+                planned(3, [0.0, 0.1, 9.0]),
+                options=options(deadline_s=0.5, max_in_flight=1),
+            )
+        assert [(r.index, r.error, r.sent_s is None) for r in records] == [
+            (0, "deadline", False),
+            (1, "deadline", True),
+        ]
+
+    async def test_a_dead_server_ends_the_level_at_once(self) -> None:
+        gone = asyncio.Event()
+        async with serving(lambda _n, _b: Script(steps=(delta(content="a"), Hang()))) as (url, _seen):
+            asyncio.get_running_loop().call_later(0.2, gone.set)
+            records, duration_s = await drive(url, level(50, concurrency=3), planned(50), options=options(abort=gone))
+        assert [r.error for r in records] == ["aborted"] * 3
+        assert duration_s < 0.2 + SLACK_S
+
+    async def test_cancelling_leaves_nothing_running(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(Hang(),))) as (url, seen):
+            driving = asyncio.create_task(drive(url, level(4, concurrency=2), planned(4), options=options()))
+            while len(seen.requests) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            driving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await driving
+            mine = {asyncio.current_task()}
+            names = [t.get_coro().__qualname__ for t in asyncio.all_tasks() - mine if t.get_coro() is not None]  # type: ignore[union-attr]
+            assert not [name for name in names if "_Level" in name]
+
+
+class TestAddress:
+    @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://example.com", "https://[2001:db8::1]:1"])
+    def test_other_machines_must_be_allowed(self, url: str) -> None:
+        with pytest.raises(InvalidOption, match="this machine"):
+            check_url(url, allow_remote=False)
+        assert check_url(url, allow_remote=True) == url
+
+    @pytest.mark.parametrize(
+        "url", ["http://127.0.0.1:8000/", "http://localhost:1", "http://[::1]:1", "http://127.9.9.9"]
+    )
+    def test_this_machine_is(self, url: str) -> None:
+        assert check_url(url, allow_remote=False) == url.rstrip("/")
+
+    @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", ""])
+    def test_not_a_url(self, url: str) -> None:
+        with pytest.raises(InvalidOption):
+            check_url(url, allow_remote=True)
+
+    async def test_drive_asks(self) -> None:
+        with pytest.raises(InvalidOption):
+            await drive("http://192.0.2.1:8000", level(1), planned(1), options=options())
+
+
+class TestCalibration:
+    def tokens(self, content: str) -> int:
+        """A tokenizer that cuts words longer than five letters in two, and opens with a mark."""
+        return 1 + sum(1 if len(word) <= 5 else 2 for word in content.split())
+
+    @pytest.mark.parametrize("api", [Api.CHAT, Api.COMPLETIONS])
+    async def test_prompts_come_out_as_planned(self, api: Api) -> None:
+        async with serving(lambda _n, _b: Script(), tokens_of=self.tokens) as (url, _seen):
+            line = await calibrate(url, options(api))
+        assert line is not None
+        overhead = 8 if api is Api.CHAT else 1
+        assert line.overhead_tokens == pytest.approx(overhead)
+        workload = load_workload("chat")
+        requests = plan_requests(workload, level(200), 1)
+        sent = [self.tokens(render_prompt(r, COMMON_WORDS, calibration=line)) + overhead - 1 for r in requests]
+        asked = [r.prompt_tokens for r in requests]
+        assert sum(sent) / sum(asked) == pytest.approx(1, abs=0.02)
+        assert max(abs(s / a - 1) for s, a in zip(sent, asked, strict=True)) < 0.06
+
+    async def test_no_tokenizer(self) -> None:
+        async with serving(lambda _n, _b: Script()) as (url, _seen):
+            assert await calibrate(url, options()) is None
+
+
+class TestSockets:
+    async def test_the_limit_of_open_files_is_raised_as_far_as_needed(self) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        try:
+            async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, _seen):
+                await drive(url, level(1, concurrency=100), planned(1), options=options())
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 228
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    async def test_more_than_the_machine_allows_is_refused(self) -> None:
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with pytest.raises(AutotuneError, match="open files"):
+            await drive("http://127.0.0.1:1", level(1, concurrency=hard), planned(1), options=options())

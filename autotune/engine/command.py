@@ -18,12 +18,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
+from autotune.engine.redaction import REDACTED, redact
 from autotune.errors import InvalidOption, VllmCommandError
 
 DEFAULT_COMMAND = "vllm serve"
 ENVIRONMENT_NAME = "AUTOTUNE_VLLM_COMMAND"
 OWNED_FLAGS = frozenset({"--host", "--port", "--model", "--uds"})
 """Flags of which a launch decides; passing them through would make it wait at the wrong door."""
+SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
 
 _HINT = (
     "Name the server with --vllm-command, e.g. --vllm-command '/opt/vllm/bin/vllm serve' or "
@@ -144,6 +146,20 @@ def server_argv(
             return _fill(command.words, model=model, host=host, port=port, flags=(*flags, *extra))
         case _:
             assert_never(command.kind)
+
+
+def shown_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line that may be stored and shown: values of secret flags, and secrets anywhere, taken out."""
+    shown: list[str] = []
+    secret = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if word.startswith("--"):
+            secret = name in SECRET_FLAGS and not equals
+            shown.append(f"{name}={REDACTED}" if name in SECRET_FLAGS and equals else redact(word))
+        else:
+            shown.append(REDACTED if secret else redact(word))
+    return tuple(shown)
 
 
 def _fill(words: tuple[str, ...], *, model: str, host: str, port: int, flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -194,7 +194,8 @@ class _Keeper:
     def run(self) -> int:
         """Exit status: 0 when nothing is left, 1 when the server could not be started, 3 without an order."""
         line = self._read_line()
-        if line is None:
+        if line is None or line.startswith(b"stop"):
+            self._say(event="stopped", killed=0, orphans=0)
             return 3
         if not self._start(Order(**json.loads(line))):
             return 1

@@ -45,7 +45,7 @@ class ServerOrder:
     """What a keeper starts.
 
     Attributes:
-        env: added to the tuner's own environment, which the server inherits; secrets stay in the latter.
+        env: added to the environment that the keeper was given; secrets belong in the latter, not here.
         unset: names taken away from it first.
         log: file that the server's output is appended to.
         grace_s: from TERM to KILL, should the tuner die.
@@ -90,8 +90,12 @@ class Keeper:
         self._reader = asyncio.create_task(self._listen())
 
     @classmethod
-    async def spawn(cls) -> Keeper:
-        """Start a keeper that does nothing yet, so that its identity can be stored before there is a server."""
+    async def spawn(cls, environ: Mapping[str, str] | None = None) -> Keeper:
+        """Start a keeper that does nothing yet, so that its identity can be stored before there is a server.
+
+        Args:
+            environ: what the server will inherit; the process's own environment by default.
+        """
         marker = secrets.token_hex(16)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -101,7 +105,7 @@ class Keeper:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {MARKER_NAME: marker, KEEP_ENVIRON: "1"},
+            env=dict(os.environ if environ is None else environ) | {MARKER_NAME: marker, KEEP_ENVIRON: "1"},
             start_new_session=True,
         )
         try:
@@ -172,6 +176,10 @@ class Keeper:
         if self._identity.pid not in report.remaining:
             await self._close()
         return report
+
+    async def hurry(self) -> None:
+        """KILL now what a running `stop` still waits for."""
+        await self._send("stop 0")
 
     async def _send(self, line: str) -> None:
         stdin = self._process.stdin

@@ -10,6 +10,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 
+import psutil
+
 LOOPBACK = "127.0.0.1"
 ATTEMPTS = 200
 
@@ -49,3 +51,16 @@ class Ports:
     def fresh_many(self, count: int) -> tuple[int, ...]:
         """`count` different ports, none handed out before."""
         return tuple(self.fresh() for _ in range(count))
+
+
+def listeners(port: int) -> frozenset[int]:
+    """Pids that listen on a TCP port, as far as the system tells.
+
+    An answer on a port does not prove whose it is: vLLM binds with SO_REUSEPORT, so two servers can share one.
+    """
+    found = set()
+    for connection in psutil.net_connections(kind="tcp"):
+        address = connection.laddr
+        if address and connection.status == psutil.CONN_LISTEN and address.port == port and connection.pid is not None:
+            found.add(connection.pid)
+    return frozenset(found)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.engine.command import CommandKind, choose_command, parse_command, resolve_command, server_argv
+from autotune.engine.command import CommandKind, choose_command, parse_command, resolve_command, server_argv, shown_argv
 from autotune.errors import ExitCode, InvalidOption, VllmCommandError
 
 ENVIRON = {"AUTOTUNE_VLLM_COMMAND": "from-env serve"}
@@ -88,6 +88,16 @@ def test_a_model_that_looks_like_a_placeholder_is_left_alone() -> None:
 def test_the_launch_owns_its_door(word: str) -> None:
     with pytest.raises(InvalidOption, match="--port"):
         server_argv(parse_command("vllm serve", source="t"), model="m", flags=(), host="h", port=1, extra=(word,))
+
+
+def test_secrets_do_not_stay_in_an_argv() -> None:
+    argv = ("vllm", "serve", "m", "--api-key", "one", "two", "--port", "1", "--api-key=three", "--x", "hf_" + "a" * 30)
+    shown = shown_argv(argv)
+    assert shown[:4] == argv[:4]
+    assert shown[6:8] == ("--port", "1")
+    text = " ".join(shown)
+    assert not [secret for secret in ("one", "two", "three", "hf_a") if secret in text]
+    assert shown_argv(shown) == shown
 
 
 def test_resolving(tmp_path: Path) -> None:

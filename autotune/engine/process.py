@@ -1,0 +1,287 @@
+"""The process engine: real `vllm serve` processes, each with its own keeper, port and log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerIdentity
+from autotune.engine.command import VllmCommand, server_argv
+from autotune.engine.flags import AcceptedFlags, to_argv, to_env
+from autotune.engine.gpu_memory import GpuGuard, gpus_busy
+from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
+from autotune.engine.logs import MilestoneName
+from autotune.engine.ports import LOOPBACK, Ports
+from autotune.engine.process_server import LoadSettings, ProcessServer
+from autotune.engine.remedies import remedies_for
+from autotune.engine.running import RunningServer
+from autotune.engine.server_http import ModelCard, ServerDoor
+from autotune.engine.start_watch import StartWatch
+from autotune.errors import StorageError, VllmCommandError
+from autotune.load.client import calibrate
+from autotune.load.datasets import Calibration
+from autotune.records import ClockKind, EngineKind, Failure, FailureClass, ServerFacts, Value
+
+TICK_S = 0.1
+LOG_SETTLES_S = 1.0
+"""How long after a good /health the log's own word of readiness, and the facts before it, are waited for."""
+ASK_AGAIN_S = 0.5
+ASK_TIMES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """How servers of a study are started and stopped.
+
+    Attributes:
+        command: already resolved to an executable (`command.resolve_command`).
+        load: how requests are written.
+        accepted: what this vLLM's parser accepts, which decides how switches are spelled.
+        grace_s: from TERM to KILL.
+        memory_deadline_s: for GPU memory to come back after a stop, and to be there before a launch.
+        environ: the environment to inherit; secrets in it reach the server and nothing else.
+    """
+
+    command: VllmCommand
+    load: LoadSettings
+    accepted: AcceptedFlags | None = None
+    grace_s: float = 20.0
+    memory_deadline_s: float = 60.0
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+
+
+class ProcessEngine:
+    """The engine seam over processes of this machine. `guard` is None where there are no GPUs to watch."""
+
+    kind = EngineKind.PROCESS
+    clock = ClockKind.WALL
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        *,
+        guard: GpuGuard | None = None,
+        ports: Ports | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._guard = guard or GpuGuard(None)
+        self._ports = ports or Ports()
+        self._now = now
+        self._calibration: tuple[Calibration | None] | None = None
+
+    def now(self) -> float:
+        """Seconds on the engine's clock."""
+        return self._now()
+
+    async def launch(
+        self,
+        plan: LaunchPlan,
+        *,
+        on_identity: Callable[[ServerIdentity], None],
+        on_milestone: Callable[[Milestone], None],
+    ) -> ProcessServer:
+        """See the seam. GPUs must be at their baseline first; the port is fresh; the log is server.log in the folder.
+
+        Raises:
+            LaunchFailed: with the first root cause; everything is stopped.
+            VllmCommandError: the command cannot be executed, or what it started is no OpenAI server.
+            StorageError: the log file cannot be written.
+        """
+        settings = self._settings
+        held = await self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s)
+        if held:
+            raise LaunchFailed(gpus_busy(held))
+        port = self._ports.fresh()
+        order = await self._order(plan, port)
+        door = ServerDoor(f"http://{LOOPBACK}:{port}", api_key=settings.load.api_key(settings.environ))
+        begun = self._now()
+        keeper = await Keeper.spawn(settings.environ)
+        running = RunningServer(keeper=keeper, log=order.log, door=door, port=port, kind=settings.command.kind)
+        started = False
+        try:
+            on_identity(keeper.identity)
+            on_identity(await keeper.order(order))
+            started = True
+            card = await self._until_ready(plan, running, begun, on_milestone)
+            facts = await running.facts(card=card, startup_s=self._now() - begun)
+            calibration = await self._calibrated(door.base_url, card.id)
+        except ServerNotStarted as error:
+            raise VllmCommandError(f"cannot run the server command {settings.command.text!r}: {error.text}") from error
+        except KeeperLost as error:
+            raise LaunchFailed(_failure(FailureClass.CRASH, line=str(error))) from error
+        except _NotReady as error:
+            raise await self._cleared_up(plan, running, error) from error
+        except BaseException:
+            # Cancelled, or the caller could not store the identity: nothing may run on.
+            await running.stop(settings.grace_s if started else 0.0)
+            raise
+        return ProcessServer(
+            running=running,
+            argv=tuple(order.argv),
+            facts=facts,
+            model=card.id,
+            calibration=calibration,
+            load=settings.load,
+            grace_s=settings.grace_s,
+            free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
+            now=self._now,
+        )
+
+    async def _order(self, plan: LaunchPlan, port: int) -> ServerOrder:
+        """What the keeper is to start; the log is created here, where a full disk can be told from a bad command."""
+        settings = self._settings
+        argv = server_argv(
+            settings.command,
+            model=plan.model,
+            flags=to_argv(plan.config, settings.accepted),
+            host=LOOPBACK,
+            port=port,
+            extra=plan.extra_args,
+        )
+        log = plan.directory / "server.log"
+        try:
+            await asyncio.to_thread(log.touch)
+        except OSError as error:
+            raise StorageError(f"cannot write the server's log {str(log)!r}: {error.strerror}") from error
+        return ServerOrder(argv=argv, log=log, env=self._environment(plan), grace_s=settings.grace_s)
+
+    def _environment(self, plan: LaunchPlan) -> dict[str, str]:
+        """What is added to the inherited environment."""
+        added = {"PYTHONUNBUFFERED": "1"} | to_env(plan.config)
+        if plan.gpu_indices:
+            # NVML and nvidia-smi count in bus order; CUDA counts by speed unless told otherwise.
+            added |= {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in plan.gpu_indices),
+            }
+        return added
+
+    async def _until_ready(
+        self, plan: LaunchPlan, running: RunningServer, begun: float, on_milestone: Callable[[Milestone], None]
+    ) -> ModelCard:
+        """Follow the log and /health until the server is ready, dead, or overdue.
+
+        Raises:
+            _NotReady: dead, overdue, or not ours.
+        """
+        watch = StartWatch(
+            begun_s=begun, start_deadline_s=plan.start_deadline_s, stall_deadline_s=plan.stall_deadline_s
+        )
+
+        async def follow() -> None:
+            if await running.read_log():
+                watch.advance(self._now())
+            for name in running.new_milestones():
+                on_milestone(Milestone(name=str(name), at_s=self._now() - begun))
+
+        exit_task = asyncio.ensure_future(running.keeper.wait_exit())
+        try:
+            while True:
+                await follow()
+                if exit_task.done():
+                    raise _NotReady(exit_status=exit_task.result())
+                if await running.door.health() == 200:
+                    card = await self._whose_door(plan, running)
+                    settled = self._now() + LOG_SETTLES_S
+                    while MilestoneName.SERVER_READY not in running.milestones and self._now() < settled:
+                        await asyncio.sleep(TICK_S)
+                        await follow()
+                    return card
+                now = self._now()
+                overdue = watch.overdue(now)
+                if overdue is not None:
+                    failure = running.failure(hung=True)
+                    seen: tuple[tuple[str, Value], ...] = (
+                        ("overdue", str(overdue)),
+                        ("waited_s", round(now - begun, 1)),
+                        ("still_for_s", round(watch.still_for_s(now), 1)),
+                    )
+                    raise _NotReady(failure=replace(failure, facts=failure.facts + seen))
+                await asyncio.wait({exit_task}, timeout=TICK_S)
+        finally:
+            exit_task.cancel()
+
+    async def _whose_door(self, plan: LaunchPlan, running: RunningServer) -> ModelCard:
+        """The model served behind the port, if it is our server that answers."""
+        others = await running.others_on_port()
+        if others:
+            pids = ", ".join(str(pid) for pid in sorted(others))
+            line = f"another process (pid {pids}) listens on port {running.port}"
+            raise _NotReady(failure=_failure(FailureClass.PORT_IN_USE, line=line, facts=(("port", running.port),)))
+        for _ in range(ASK_TIMES):
+            cards = await running.door.models()
+            if cards:
+                break
+            await asyncio.sleep(ASK_AGAIN_S)
+        else:
+            if running.keeper.exited:
+                raise _NotReady(exit_status=await running.keeper.wait_exit())
+            raise VllmCommandError(
+                f"what {self._settings.command.text!r} started answers on its port, but has no /v1/models",
+                hint="The server command must start vLLM's OpenAI-compatible server.",
+            )
+        wanted = {plan.model, *_served_names(plan.extra_args)}
+        card = next((one for one in cards if one.id in wanted or one.root in wanted), None)
+        if card is None:
+            names = ", ".join(sorted(one.id for one in cards))
+            line = f"port {running.port} is answered by a server of {names}, not of {plan.model}"
+            raise _NotReady(failure=_failure(FailureClass.PORT_IN_USE, line=line, facts=(("port", running.port),)))
+        return card
+
+    async def _calibrated(self, base_url: str, model: str) -> Calibration | None:
+        """How this study's tokenizer counts our words: asked once, so that every trial gets the same prompts."""
+        if self._calibration is None:
+            self._calibration = (await calibrate(base_url, self._settings.load.options(model, None)),)
+        return self._calibration[0]
+
+    async def _cleared_up(self, plan: LaunchPlan, running: RunningServer, why: _NotReady) -> LaunchFailed:
+        """Stop everything, then say why the start failed."""
+        report = await running.stop(self._settings.grace_s)
+        failure = why.failure
+        if failure is None:
+            await running.read_rest_of_log()
+            failure = running.failure(exit_status=why.exit_status)
+            if failure.kind is FailureClass.HEALTHY:
+                # It ended calmly, but nobody had asked it to.
+                failure = _failure(FailureClass.CRASH, line="the server ended by itself", facts=failure.facts)
+                failure = replace(failure, exit_status=why.exit_status)
+        held = await self._guard.wait_free(plan.gpu_indices, self._settings.memory_deadline_s)
+        left: list[tuple[str, Value]] = [("gpu_memory_held", str(gpu)) for gpu in held]
+        if report.remaining:
+            left.append(("remaining_pids", ", ".join(map(str, report.remaining))))
+        return LaunchFailed(replace(failure, facts=failure.facts + tuple(left)), _some(running.facts_so_far()))
+
+
+class _NotReady(Exception):
+    """A start that failed; `failure` is set when the reason is not to be read from the log's end."""
+
+    def __init__(self, *, failure: Failure | None = None, exit_status: int | None = None) -> None:
+        super().__init__("not ready")
+        self.failure, self.exit_status = failure, exit_status
+
+
+def _failure(kind: FailureClass, *, line: str, facts: tuple[tuple[str, Value], ...] = ()) -> Failure:
+    return Failure(kind=kind, line=line, remedies=remedies_for(kind, dict(facts)), facts=facts)
+
+
+def _some(facts: ServerFacts) -> ServerFacts | None:
+    return None if facts == ServerFacts() else facts
+
+
+def _served_names(words: Sequence[str]) -> set[str]:
+    """Values of --served-model-name, which takes several."""
+    names: set[str] = set()
+    taking = False
+    for word in words:
+        if word.startswith("--served-model-name"):
+            names |= {word.partition("=")[2]} - {""}
+            taking = True
+        elif word.startswith("-"):
+            taking = False
+        elif taking:
+            names.add(word)
+    return names

@@ -1,0 +1,179 @@
+"""A ready server of the process engine: load on it, its own counters beside the load, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
+from autotune.engine.command import shown_argv
+from autotune.engine.gpu_memory import HeldGpu, gpus_busy
+from autotune.engine.metrics_text import Metrics, delta, parse_metrics
+from autotune.engine.remedies import remedies_for
+from autotune.engine.running import RunningServer
+from autotune.load.client import DriveOptions, drive
+from autotune.load.datasets import Calibration, render_prompt
+from autotune.load.exchange import Timeouts
+from autotune.load.words import COMMON_WORDS
+from autotune.load.workloads import Api
+from autotune.records import (
+    Failure,
+    FailureClass,
+    LoadLevel,
+    PlannedRequest,
+    RequestRecord,
+    ServerFacts,
+)
+
+SAMPLE_S = 1.0
+DEAD_ANSWERS = 2
+"""/health says 503 when the engine died behind the API server; once may be a hiccup."""
+EXIT_FOLLOWS_S = 5.0
+"""An API server whose engine died closes its connections first and exits a moment later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """How requests of a study are written, the same for every trial.
+
+    Attributes:
+        api_key_env: environment variable with the token that the server asks for, if it asks.
+        study_salt: of the shared prefixes' content.
+    """
+
+    api: Api
+    study_salt: int = 0
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    api_key_env: str | None = None
+
+    def api_key(self, environ: Mapping[str, str]) -> str | None:
+        """The token itself; use it, do not keep it."""
+        return environ.get(self.api_key_env) if self.api_key_env else None
+
+    def options(self, model: str, calibration: Calibration | None) -> DriveOptions:
+        """The load client's options, without deadline and abort."""
+
+        def render(request: PlannedRequest) -> str:
+            return render_prompt(request, COMMON_WORDS, calibration=calibration, study_salt=self.study_salt)
+
+        return DriveOptions(
+            api=self.api, model=model, render=render, api_key_env=self.api_key_env, timeouts=self.timeouts
+        )
+
+
+class ProcessServer:
+    """The server seam over a process; made by `ProcessEngine.launch`."""
+
+    def __init__(
+        self,
+        *,
+        running: RunningServer,
+        argv: tuple[str, ...],
+        facts: ServerFacts,
+        model: str,
+        calibration: Calibration | None,
+        load: LoadSettings,
+        grace_s: float,
+        free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._running = running
+        self._argv = shown_argv(argv)
+        self._facts = facts
+        self._options = load.options(model, calibration)
+        self._grace_s = grace_s
+        self._free_gpus = free_gpus
+        self._now = now
+
+    @property
+    def facts(self) -> ServerFacts:
+        """Resolved settings, by log and HTTP."""
+        return self._facts
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command line as launched, secrets taken out."""
+        return self._argv
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return self._running.door.base_url
+
+    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+        """See the seam. The prefix cache is emptied first where the server offers it."""
+        door = self._running.door
+        await door.reset_prefix_cache()
+        before = await self._metrics()
+        abort = asyncio.Event()
+        during: list[Metrics] = []
+        watching = asyncio.create_task(self._watch(abort, during))
+        options = replace(self._options, deadline_s=deadline_s, abort=abort)
+        try:
+            records, duration = await drive(door.base_url, level, requests, options=options)
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+        await self._raise_if_dead(records, told=abort.is_set())
+        after = await self._metrics()
+        return DriveResult(records=records, server=delta(before, after, during), duration_s=duration)
+
+    async def stop(self) -> float:
+        """See the seam."""
+        begun = self._now()
+        report = await self._running.stop(self._grace_s)
+        held = await self._free_gpus()
+        if held or report.remaining:
+            failure = gpus_busy(held)
+            if report.remaining:
+                stuck = ("remaining_pids", ", ".join(map(str, report.remaining)))
+                failure = replace(failure, facts=(*failure.facts, stuck))
+            raise LaunchFailed(failure, self._facts)
+        return self._now() - begun
+
+    async def _watch(self, abort: asyncio.Event, during: list[Metrics]) -> None:
+        """Beside the load: sample the gauges, follow the log, and end the level when the server is gone."""
+        running = self._running
+        gone = asyncio.ensure_future(running.keeper.wait_exit())
+        dead_answers = 0
+        try:
+            while not gone.done():
+                await asyncio.wait({gone}, timeout=SAMPLE_S)
+                if gone.done():
+                    break
+                metrics = await self._metrics()
+                if metrics is not None:
+                    during.append(metrics)
+                await running.read_log()
+                dead_answers = dead_answers + 1 if await running.door.health() == 503 else 0
+                if dead_answers >= DEAD_ANSWERS:
+                    break
+            abort.set()
+        finally:
+            gone.cancel()
+
+    async def _raise_if_dead(self, records: Sequence[RequestRecord], *, told: bool) -> None:
+        running = self._running
+        if not running.keeper.exited:
+            failed = any(record.error is not None for record in records)
+            if not told and not (failed and await running.door.health() in (None, 503)):
+                return
+        status = None
+        try:
+            status = await asyncio.wait_for(running.keeper.wait_exit(), EXIT_FOLLOWS_S)
+        except TimeoutError:
+            if not told and await running.door.health() == 200:
+                return  # it was only too busy to answer
+        await running.read_log()
+        failure = running.failure(exit_status=status)
+        if failure.kind is FailureClass.HEALTHY:
+            line = "the server ended by itself under load" if status is not None else "the server stopped answering"
+            kind = FailureClass.CRASH
+            failure = Failure(kind=kind, line=line, remedies=remedies_for(kind, {}), exit_status=status)
+        raise ServerDied(failure, records)
+
+    async def _metrics(self) -> Metrics | None:
+        text = await self._running.door.metrics()
+        return None if text is None else parse_metrics(text)

@@ -1,0 +1,455 @@
+"""What only processes can do wrong: hang, lie, orphan, ignore TERM, lose the port, keep GPU memory, be interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
+from autotune.engine.command import parse_command
+from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.ports import Ports
+from autotune.engine.process import ProcessEngine, ProcessSettings
+from autotune.engine.process_server import LoadSettings, ProcessServer
+from autotune.errors import StorageError, VllmCommandError
+from autotune.load.workloads import Api
+from autotune.node.probe import FakeGpuProbe
+from autotune.records import Arrivals, Config, FailureClass, LevelRole, LoadLevel, PlannedRequest
+from autotune.units import GIB
+
+FAKE_VLLM = Path(__file__).parent / "fake_vllm.py"
+FAKE = shlex.join([sys.executable, "-I", "-S", str(FAKE_VLLM), "serve"])
+NothingLeft = Callable[..., bool]
+Carrying = Callable[[str], list[int]]
+
+
+@dataclass
+class Bench:
+    """One engine over the fake server, and everything it told while launching."""
+
+    directory: Path
+    command: str = FAKE
+    probe: FakeGpuProbe | None = None
+    ports: Ports = field(default_factory=Ports)
+    memory_deadline_s: float = 0.3
+    grace_s: float = 0.5
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    identities: list[ServerIdentity] = field(default_factory=list)
+    milestones: list[Milestone] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        settings = ProcessSettings(
+            command=parse_command(self.command, source="test"),
+            load=LoadSettings(api=Api.CHAT),
+            grace_s=self.grace_s,
+            memory_deadline_s=self.memory_deadline_s,
+            environ=self.environ,
+        )
+        self.engine = ProcessEngine(settings, guard=GpuGuard(self.probe), ports=self.ports)
+
+    async def launch(
+        self, *extra: str, gpus: tuple[int, ...] = (), start_s: float = 20.0, stall_s: float = 20.0, **config: object
+    ) -> ProcessServer:
+        plan = LaunchPlan(
+            model="tiny",
+            config=Config.of(config),  # type: ignore[arg-type]
+            gpu_indices=gpus,
+            extra_args=extra,
+            directory=self.directory,
+            start_deadline_s=start_s,
+            stall_deadline_s=stall_s,
+        )
+        return await self.engine.launch(plan, on_identity=self.identities.append, on_milestone=self.milestones.append)
+
+    @contextlib.asynccontextmanager
+    async def server(self, *extra: str, **config: object) -> AsyncIterator[ProcessServer]:
+        server = await self.launch(*extra, **config)
+        try:
+            yield server
+        finally:
+            await server.stop()
+
+    @property
+    def marker(self) -> str:
+        return self.identities[-1].marker
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def environ_of(bench: Bench) -> bytes:
+    return Path(f"/proc/{bench.identities[-1].pgid}/environ").read_bytes()
+
+
+def level(requests: int = 4, output_tokens: int = 3) -> tuple[LoadLevel, list[PlannedRequest]]:
+    planned = [
+        PlannedRequest(index=i, prompt_tokens=20, output_tokens=output_tokens, content_seed=i) for i in range(requests)
+    ]
+    made = LoadLevel(
+        name="x", role=LevelRole.EXTRA, arrivals=Arrivals.CLOSED, requests=requests, seed=0, concurrency=requests
+    )
+    return made, planned
+
+
+async def test_identity_comes_before_the_server_and_again_with_its_group(bench: Bench, carrying: Carrying) -> None:
+    async with bench.server() as server:
+        first, second = bench.identities
+        assert first.pgid is None
+        assert second == replace(first, pgid=second.pgid)
+        assert carrying(bench.marker) == sorted([second.pid, second.pgid])
+        assert [m.name for m in bench.milestones][:2] == ["process started", "arguments parsed"]
+        assert server.argv[:5] == (*shlex.split(FAKE)[:4], "serve")
+    assert carrying(bench.marker) == []
+
+
+async def test_facts_come_from_log_and_http(bench: Bench) -> None:
+    async with bench.server("--fake-version", "0.26.0") as server:
+        facts = server.facts
+        assert facts.vllm_version == "0.26.0"
+        assert facts.kv_cache_tokens == 919_824
+        assert facts.max_concurrency == 112.28
+        assert facts.max_model_len == 8192
+        assert facts.startup_s is not None
+        assert not facts.simulated
+
+
+async def test_a_simulated_server_is_marked(bench: Bench) -> None:
+    async with bench.server("--fake-version", "0.25.1+simulated") as server:
+        assert server.facts.simulated
+
+
+async def test_environment_of_the_server(bench: Bench, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, environ={**os.environ, "HF_TOKEN": "hf_notarealtokenatall", "CUDA_VISIBLE_DEVICES": "7"})
+    config = {"env:VLLM_CPU_KVCACHE_SPACE": 1, "max-num-seqs": 4}
+    async with bench.server("--api-key", "sesame", gpus=(1, 3), **config) as server:
+        environ = environ_of(bench).decode().split("\0")
+        assert {
+            "CUDA_VISIBLE_DEVICES=1,3",
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            "VLLM_CPU_KVCACHE_SPACE=1",
+            "SPT_NOENV=1",
+            "HF_TOKEN=hf_notarealtokenatall",
+        } <= set(environ)
+        assert server.argv[-4:] == (server.argv[-4], server.argv[-3], "--api-key", "<redacted>")
+        assert "--max-num-seqs" in server.argv
+    assert "hf_notarealtokenatall" not in (tmp_path / "server.log").read_text()
+
+
+async def test_without_gpus_nothing_is_hidden(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, environ={k: v for k, v in os.environ.items() if not k.startswith("CUDA")})
+    async with bench.server():
+        environ = environ_of(bench)
+        assert b"CUDA_VISIBLE_DEVICES" not in environ
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", 1, FailureClass.OOM_AT_LOAD),
+        ("vllm: error: unrecognized arguments: --nonsense", 2, FailureClass.INVALID_FLAG),
+        ("", -signal.SIGBUS, FailureClass.SHARED_MEMORY),
+        ("", 1, FailureClass.CRASH),
+        ("", 0, FailureClass.CRASH),
+    ],
+)
+async def test_a_start_that_ends(
+    bench: Bench, nothing_left: NothingLeft, text: str, status: int, kind: FailureClass
+) -> None:
+    words = ("--fake-exit-at", "4", "--fake-text", text, f"--fake-status={status}")
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch(*words, "--fake-worker", "new", "--fake-worker", "same")
+    assert caught.value.failure.kind is kind
+    assert caught.value.failure.exit_status == status
+    assert nothing_left(bench.marker, 0.0)
+
+
+@pytest.mark.parametrize("words", [(), ("--fake-waiting",)], ids=["silent", "waiting for ever"])
+async def test_a_hang_is_ended_by_missing_progress_not_by_missing_output(
+    bench: Bench, nothing_left: NothingLeft, words: tuple[str, ...]
+) -> None:
+    begun = time.monotonic()
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch("--fake-hang-at", "3", "--fake-worker", "new", *words, stall_s=0.6)
+    assert caught.value.failure.kind is FailureClass.HANG
+    assert "no progress" in str(dict(caught.value.failure.facts)["overdue"])
+    assert time.monotonic() - begun < 4.0
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_progress_does_not_extend_the_start_deadline(bench: Bench, nothing_left: NothingLeft) -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch("--fake-step-s", "0.3", start_s=1.0, stall_s=0.9)
+    assert caught.value.failure.kind is FailureClass.HANG
+    assert "start deadline" in str(dict(caught.value.failure.facts)["overdue"])
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_a_slow_start_that_progresses_is_waited_for(bench: Bench) -> None:
+    async with bench.server("--fake-step-s", "0.25", stall_s=1.2):
+        assert bench.milestones[-1].at_s > 1.5
+
+
+async def test_a_door_that_never_answers_is_a_hang(bench: Bench) -> None:
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch("--fake-silent-health", stall_s=0.5)
+    assert caught.value.failure.kind is FailureClass.HANG
+
+
+async def test_the_port_taken_by_another_server(tmp_path: Path, nothing_left: NothingLeft) -> None:
+    """A stranger of the same kind, serving the same model, answers on our port before our server binds it."""
+    first = Bench(tmp_path)
+    async with first.server() as stranger:
+        port = int(stranger.base_url.rsplit(":", 1)[1])
+        (tmp_path / "second").mkdir()
+        second = Bench(tmp_path / "second", ports=Ports(choose=lambda: port))
+        with pytest.raises(LaunchFailed) as caught:
+            await second.launch("--fake-step-s", "0.2")
+        assert caught.value.failure.kind is FailureClass.PORT_IN_USE
+        assert nothing_left(second.marker, 0.0)
+        made, planned = level()
+        assert all(r.error is None for r in (await stranger.drive(made, planned, deadline_s=9.0)).records)
+
+
+async def test_the_port_taken_by_something_that_is_no_server(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bench = Bench(tmp_path, ports=Ports(choose=lambda: taken.getsockname()[1]))
+        with pytest.raises(LaunchFailed) as caught:
+            await bench.launch()
+        assert caught.value.failure.kind is FailureClass.PORT_IN_USE
+        assert "address already in use" in (caught.value.failure.line or "")
+
+
+async def test_a_server_of_another_model(bench: Bench, nothing_left: NothingLeft) -> None:
+    with pytest.raises(LaunchFailed, match="other-model"):
+        await bench.launch("--fake-model-id", "other-model")
+    assert nothing_left(bench.marker, 0.0)
+    async with bench.server("--fake-model-id", "alias", "--served-model-name", "alias") as server:
+        made, planned = level()
+        assert (await server.drive(made, planned, deadline_s=9.0)).records[0].error is None
+
+
+async def test_a_command_that_vanished(tmp_path: Path, nothing_left: NothingLeft) -> None:
+    bench = Bench(tmp_path, command="/nonexistent/vllm serve")
+    with pytest.raises(VllmCommandError, match="No such file"):
+        await bench.launch()
+    assert nothing_left(bench.marker, 1.0)
+
+
+async def test_a_command_that_is_no_openai_server(tmp_path: Path, nothing_left: NothingLeft) -> None:
+    code = (
+        "import http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200 if self.path == '/health' else 404); self.end_headers()\n"
+        "http.server.HTTPServer(('127.0.0.1', int(sys.argv[2])), Handler).serve_forever()"
+    )
+    bench = Bench(tmp_path, command=shlex.join([sys.executable, "-I", "-S", "-c", code, "{model}", "{port}"]))
+    with pytest.raises(VllmCommandError, match="has no /v1/models"):
+        await bench.launch()
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "missing")
+    with pytest.raises(StorageError, match=r"server\.log"):
+        await bench.launch()
+    assert bench.identities == []
+
+
+async def test_what_ignores_term_is_gone_after_the_grace(bench: Bench, nothing_left: NothingLeft) -> None:
+    server = await bench.launch("--fake-ignore-term", "--fake-worker", "same", "--fake-worker", "new")
+    took = await server.stop()
+    assert 0.5 <= took < 4.0
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_a_server_that_died_leaving_orphans(bench: Bench, nothing_left: NothingLeft) -> None:
+    server = await bench.launch("--fake-die-on-request", "Segmentation fault", "--fake-worker", "new")
+    made, planned = level()
+    begun = time.monotonic()
+    with pytest.raises(ServerDied) as caught:
+        await server.drive(made, planned, deadline_s=60.0)
+    assert time.monotonic() - begun < 5.0
+    assert caught.value.failure.exit_status == -signal.SIGKILL
+    await server.stop()
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_death_in_mid_stream_ends_the_level_at_once(bench: Bench) -> None:
+    server = await bench.launch("--fake-stall-stream")
+    made, planned = level()
+    driving = asyncio.create_task(server.drive(made, planned, deadline_s=60.0))
+    await asyncio.sleep(0.5)
+    group = bench.identities[-1].pgid
+    assert group is not None
+    os.kill(group, signal.SIGKILL)
+    with pytest.raises(ServerDied) as caught:
+        await asyncio.wait_for(driving, 8.0)
+    assert caught.value.failure.kind is FailureClass.CRASH
+    assert len(caught.value.records) == 4
+    assert all(record.error is not None for record in caught.value.records)
+    await server.stop()
+
+
+async def test_an_engine_dead_behind_its_api_server(bench: Bench, nothing_left: NothingLeft) -> None:
+    server = await bench.launch("--fake-engine-dead")
+    made, planned = level()
+    with pytest.raises(ServerDied, match="stopped answering"):
+        await server.drive(made, planned, deadline_s=60.0)
+    await server.stop()
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_deadline_of_a_level_is_no_death(bench: Bench) -> None:
+    async with bench.server("--fake-stall-stream") as server:
+        made, planned = level()
+        result = await server.drive(made, planned, deadline_s=0.5)
+        assert {record.error for record in result.records} == {"deadline"}
+
+
+async def test_counters_over_a_level_and_the_gauges_during_it(bench: Bench) -> None:
+    async with bench.server() as server:
+        made, planned = level()
+        first = (await server.drive(made, planned, deadline_s=9.0)).server
+        second = (await server.drive(made, planned, deadline_s=9.0)).server
+    for seen in (first, second):
+        assert seen is not None
+        assert seen.generation_tokens == 4 * 3
+        assert seen.preemptions == 0  # the counter stands at 3 all the time
+        assert seen.prefix_hits is None  # this server does not say
+
+
+async def test_cancelling_a_launch_stops_what_it_started(bench: Bench, nothing_left: NothingLeft) -> None:
+    launching = asyncio.create_task(bench.launch("--fake-hang-at", "2", "--fake-ignore-term", "--fake-worker", "new"))
+    while len(bench.milestones) < 2:  # noqa: ASYNC110 - the launch itself is what is waited for
+        await asyncio.sleep(0.02)
+    launching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await launching
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_an_identity_that_cannot_be_stored_starts_nothing(bench: Bench, nothing_left: NothingLeft) -> None:
+    seen: list[ServerIdentity] = []
+
+    def refuse(identity: ServerIdentity) -> None:
+        seen.append(identity)
+        raise StorageError("disk full")
+
+    plan = LaunchPlan(
+        model="tiny", config=Config.of({}), gpu_indices=(), extra_args=(), directory=bench.directory,
+        start_deadline_s=9.0, stall_deadline_s=9.0,
+    )  # fmt: skip
+    with pytest.raises(StorageError, match="disk full"):
+        await bench.engine.launch(plan, on_identity=refuse, on_milestone=bench.milestones.append)
+    assert len(seen) == 1
+    assert (bench.directory / "server.log").read_text() == ""
+    assert nothing_left(seen[0].marker, 0.0)
+
+
+async def test_cancelling_a_level_ends_its_requests_and_leaves_the_server(bench: Bench) -> None:
+    async with bench.server("--fake-stall-stream") as server:
+        made, planned = level()
+        driving = asyncio.create_task(server.drive(made, planned, deadline_s=60.0))
+        await asyncio.sleep(0.3)
+        driving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await driving
+        assert await server._running.door.health() == 200
+
+
+async def test_a_second_interrupt_hurries_the_stop(tmp_path: Path, nothing_left: NothingLeft) -> None:
+    bench = Bench(tmp_path, grace_s=60.0)
+    server = await bench.launch("--fake-ignore-term")
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.sleep(0.2)
+    begun = time.monotonic()
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert time.monotonic() - begun < 3.0
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_a_keeper_killed_under_a_running_server(bench: Bench, nothing_left: NothingLeft) -> None:
+    server = await bench.launch("--fake-ignore-term", "--fake-worker", "new")
+    os.kill(bench.identities[-1].pid, signal.SIGKILL)
+    made, planned = level()
+    with pytest.raises(ServerDied):
+        await server.drive(made, planned, deadline_s=9.0)
+    await server.stop()
+    assert nothing_left(bench.marker, 0.0)
+
+
+# --- GPU memory ----------------------------------------------------------------------------------------------------
+
+
+async def test_gpus_held_by_a_stranger_fail_the_launch_before_it_starts(tmp_path: Path) -> None:
+    probe = FakeGpuProbe(used_bytes={0: 0, 1: 20 * GIB}, pids={1: (os.getpid(),)})
+    bench = Bench(tmp_path, probe=probe)
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch(gpus=(0, 1))
+    failure = caught.value.failure
+    assert failure.kind is FailureClass.GPU_BUSY
+    assert str(os.getpid()) in str(dict(failure.facts)["gpu_1_holders"])
+    assert "gpu_0_used_bytes" not in dict(failure.facts)
+    assert bench.identities == []
+
+
+async def test_a_stranger_on_a_gpu_that_is_not_leased_does_not_matter(tmp_path: Path) -> None:
+    probe = FakeGpuProbe(used_bytes={1: 20 * GIB}, pids={1: (4242,)})
+    async with Bench(tmp_path, probe=probe).server(gpus=(0,)):
+        pass
+
+
+async def test_memory_that_does_not_come_back_is_an_environment_fault(
+    tmp_path: Path, nothing_left: NothingLeft
+) -> None:
+    probe = FakeGpuProbe()
+    bench = Bench(tmp_path, probe=probe)
+    server = await bench.launch(gpus=(0,))
+    probe.used_bytes[0] = 70 * GIB
+    with pytest.raises(LaunchFailed) as caught:
+        await server.stop()
+    assert caught.value.failure.kind is FailureClass.GPU_BUSY
+    assert dict(caught.value.failure.facts)["gpu_0_used_bytes"] == 70 * GIB
+    assert nothing_left(bench.marker, 0.0)
+    with pytest.raises(LaunchFailed, match="gpu_busy"):
+        await bench.launch(gpus=(0,))
+
+
+async def test_memory_that_comes_back_late_is_waited_for(tmp_path: Path) -> None:
+    probe = FakeGpuProbe(used_bytes={0: GIB})  # the driver's own: no process computes there
+    bench = Bench(tmp_path, probe=probe, memory_deadline_s=5.0)
+    server = await bench.launch(gpus=(0,))
+    probe.used_bytes[0] = 70 * GIB
+    asyncio.get_running_loop().call_later(0.6, probe.used_bytes.__setitem__, 0, GIB + GIB // 4)
+    assert 0.5 < await server.stop() < 4.0
+
+
+async def test_a_failed_start_tells_of_memory_that_stayed(tmp_path: Path) -> None:
+    probe = FakeGpuProbe()
+    bench = Bench(tmp_path, probe=probe)
+    launching = asyncio.create_task(bench.launch("--fake-step-s", "0.1", "--fake-exit-at", "5", gpus=(0,)))
+    while not bench.milestones:  # noqa: ASYNC110 - the launch itself is what is waited for
+        await asyncio.sleep(0.02)
+    probe.used_bytes[0] = 9 * GIB
+    with pytest.raises(LaunchFailed) as caught:
+        await launching
+    assert caught.value.failure.kind is FailureClass.CRASH
+    assert "9 GiB" in str(dict(caught.value.failure.facts)["gpu_memory_held"])

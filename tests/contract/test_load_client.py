@@ -7,8 +7,8 @@ two-core machine.
 from __future__ import annotations
 
 import asyncio
-import resource
 import itertools
+import resource
 import socket
 from dataclasses import replace
 from typing import Any

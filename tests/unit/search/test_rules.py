@@ -159,6 +159,8 @@ def test_a_space_without_a_feasible_config() -> None:
         "G5: TP x PP x DP is more GPUs than are visible": 1,
     }
     assert len(require_feasible(space, parse_node_name("2xL4-24GB"), None)) == 2
+    fixed = replace(space, fixed=(("data-parallel-size", 2),))
+    assert len(require_feasible(fixed, parse_node_name("2xL4-24GB"), None)) == 1
 
 
 sizes = st.sampled_from([1, 2, 3, 4, 8])

@@ -13,7 +13,7 @@ from autotune.node.memory import estimate
 from autotune.node.model_shape import load_shape
 from autotune.records import Config, Link, Node, Value
 from autotune.search.rules import RuleContext, check
-from autotune.search.space import load_space
+from autotune.search.space import load_space, parse_space
 from autotune.search.starting import baseline, starting_points
 from autotune.units import GIB
 
@@ -120,3 +120,26 @@ def test_points_fit_a_narrow_space() -> None:
     assert all(space.contains(point) for point in points)
     assert [point.get("max-num-seqs") for point in points] == [256, 512, 64]
     assert [point.get("max-num-batched-tokens") for point in points] == [8192, 16384, 2048]
+
+
+def test_wishes_move_to_the_nearest_choice_by_ratio() -> None:
+    text = """
+name: narrow
+parameters:
+  max-num-seqs: {choices: [100, 700]}
+  gpu-memory-utilization: {choices: [0.85, 0.95]}
+  kv-cache-dtype: {choices: [fp8_e5m2]}
+  stream-interval: {choices: [4, 1]}
+fixed: {max-num-batched-tokens: 4096}
+"""
+    space = parse_space(text, file="f")
+    points = starting_points(space, parse_node_name("1xH100-80GB"), load_shape("Llama-3.1-8B", env=NO_CACHE))
+    # Wished: 256, 512 and 64 sequences; 256 is 2.56 times 100 and 700 is 2.73 times 256.
+    assert [point.get("max-num-seqs") for point in points] == [100, 700]
+    assert {point.get("gpu-memory-utilization") for point in points} == {0.95}
+    assert {(point.get("kv-cache-dtype"), point.get("stream-interval")) for point in points} == {("fp8_e5m2", 4)}
+
+
+def test_no_points_where_the_model_does_not_fit() -> None:
+    shape = load_shape("Llama-3.1-70B", env=NO_CACHE)
+    assert starting_points(load_space("default"), parse_node_name("1xL4-24GB"), shape) == ()

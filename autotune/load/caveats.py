@@ -1,13 +1,14 @@
 """Doubts about a level's figures, typed, each with what was seen and what to do. Pure.
 
 Codes: client_late, in_flight_cap, too_few_samples, no_usage, output_drift, prefix_hits, errors, saturated, aborted,
-no_steady_window, tokens_per_chunk, unseen_tokens, preemptions.
+no_steady_window, tokens_per_chunk, bunched_chunks, unseen_tokens, preemptions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,6 +31,8 @@ MAX_QUEUE_GROWTH = 1.1
 MIN_FOR_GROWTH = 20
 MAX_PREEMPTION_SHARE = 0.05
 MANY_TOKENS_PER_CHUNK = 1.5
+MAX_BUNCHED_SHARE = 0.1
+"""Of gaps between chunks that are 0: above, client or API server had no time to pass chunks on one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +171,15 @@ def _tokens(e: Evidence) -> Iterator[Caveat]:
             code="unseen_tokens",
             text=f"{unseen} responses had tokens by usage and no text; they have no TTFT",
             remedy="Expected of random weights; otherwise look at the model's output.",
+        )
+    gaps = sum(max(0, len(r.token_times_s) - 1) for r in good)
+    bunched = sum(a == b for r in good for a, b in pairwise(r.token_times_s))
+    if bunched > MAX_BUNCHED_SHARE * gaps:
+        yield Caveat(
+            code="bunched_chunks",
+            text=f"{bunched / gaps:.0%} of the chunks arrived together with the one before: ITL and TPOT of single "
+            "requests are blurred, throughput is not",
+            remedy="Give the load client and the API server free CPU cores, or raise --api-server-count.",
         )
     chunks = sum(r.counted_tokens for r in good if r.output_tokens is not None)
     per_chunk = sum(got for got, _ in said) / chunks if chunks else 1.0

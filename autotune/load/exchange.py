@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import aiohttp
 
 from autotune.load.chunks import error_message
 from autotune.load.reading import Reading, RequestError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 KEEP_ALIVE_S = 2.0
 """Idle connections are dropped before the server does so (uvicorn: 5 s); a request written into a connection that is

@@ -118,11 +118,13 @@ def ttft_s(record: RequestRecord) -> float | None:
 def tpot_s(record: RequestRecord) -> float | None:
     """Time per output token after the first.
 
-    None with fewer than two tokens, and when all of them came in one chunk: their pace was not seen, and 0 would be
-    taken for a very fast one.
+    None with fewer than two tokens, and when all of them came in one chunk or at one instant: their pace was not seen,
+    and 0 would be taken for a very fast one.
     """
     tokens = tokens_of(record)
-    if record.first_token_s is None or record.last_token_s is None or tokens < 2 or record.counted_tokens < 2:
+    if record.first_token_s is None or record.last_token_s is None or tokens < 2:
+        return None
+    if record.counted_tokens < 2 or record.last_token_s <= record.first_token_s:
         return None
     return (record.last_token_s - record.first_token_s) / (tokens - 1)
 

@@ -39,6 +39,10 @@ class TestPerRequest:
         assert tpot_s(r) is None
         assert itl_s(r) == []
 
+    def test_all_chunks_in_one_read_have_no_pace(self) -> None:
+        r = record(0, 0.0, token_times_s=(0.4,) * 4, first_token_s=0.4, last_token_s=0.4)
+        assert tpot_s(r) is None
+
     def test_several_tokens_per_chunk(self) -> None:
         # 9 tokens: 1 + 4 x 2. 4 gaps of 0.2 s carry 8 tokens: 0.1 s each.
         times = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -271,6 +275,15 @@ class TestCaveats:
     def test_unseen_tokens(self) -> None:
         silent = record(9, 1.0, first_token_s=None, last_token_s=None, token_times_s=(), counted_tokens=0)
         assert "unseen_tokens" in codes(summarise(level(), [*closed_loop(2, 10), silent], 4.05, WALL))
+
+    @pytest.mark.parametrize(("bunched", "flagged"), [(60, False), (61, True)])
+    def test_bunched_chunks(self, bunched: int, flagged: bool) -> None:
+        # 200 requests have 600 gaps; in `bunched` requests one of them is 0.
+        records = [record(i, i / 10) for i in range(200)]
+        for i in range(bunched):
+            a, b, _, d = records[i].token_times_s
+            records[i] = replace(records[i], token_times_s=(a, b, b, d))
+        assert ("bunched_chunks" in codes(summarise(open_level(10.0), records, 20.3, WALL))) is flagged
 
     def test_preemptions(self) -> None:
         records = [record(i, i / 10) for i in range(200)]

@@ -213,7 +213,8 @@ class _LengthsYaml(_Yaml):
             return Lengths.fixed(self.fixed)
         if self.min is not None and self.max is not None:
             return Lengths.uniform(self.min, self.max)
-        assert self.mean is not None  # noqa: S101 - _one_form left no other form
+        if self.mean is None:  # _one_form left no other form
+            raise ValueError(_LENGTH_FORMS)
         if self.p95 is not None:
             return Lengths.lognormal(self.mean, self.p95, self.max)
         spread = self.spread or 0.0

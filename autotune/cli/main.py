@@ -1,0 +1,42 @@
+"""The `autotune` command. Commands import what they need when they run, so that `--help` stays quick."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotune import __version__
+from autotune.cli import diagnose, promote, reporting, review, simulate, steer, study
+
+app = typer.Typer(
+    name="autotune",
+    help="Find the `vllm serve` flags that give the most throughput for the p95 time-to-first-token you can accept.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    del version  # acted on by its callback
+
+
+for module in (study, review, steer, promote, diagnose, simulate):
+    module.register(app)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    reporting.run(lambda: app(standalone_mode=False))

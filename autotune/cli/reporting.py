@@ -1,0 +1,53 @@
+"""How a command ends: one clear message on stderr, a documented exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from autotune.errors import AutotuneError, ExitCode
+
+
+def run(command: Callable[[], object]) -> NoReturn:
+    """Run the whole command line and end the process as documented in docs/exit-codes.md."""
+    try:
+        command()
+        sys.exit(int(ExitCode.OK))
+    except AutotuneError as error:
+        _say(f"autotune: {error.message}")
+        if error.hint:
+            _say(f"  {error.hint}")
+        sys.exit(int(error.exit_code))
+    except BrokenPipeError:
+        # The reader of our output went away (`autotune list | head`); Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(int(ExitCode.OK))
+    except KeyboardInterrupt:
+        _say("autotune: stopped by the operator")
+        sys.exit(int(ExitCode.INTERRUPTED))
+    except Exception as error:  # noqa: BLE001 - the outermost shell: an operator never sees a traceback
+        _internal(error)
+
+
+def _internal(error: Exception) -> NoReturn:
+    """A bug of ours: the story goes to a file, the operator gets one line."""
+    story = "".join(traceback.format_exception(error))
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="autotune-internal-error-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(story)
+        where = f"the details are in {file.name}"
+    except OSError:
+        where = "the details could not be written to a file"
+    message = " ".join(str(error).split())[:300]
+    _say(f"autotune: internal error ({type(error).__name__}: {message}); {where}")
+    sys.exit(int(ExitCode.INTERNAL))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,134 @@
+"""Reviewing studies: `pareto`, `show`, `list`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
+
+if TYPE_CHECKING:
+    from autotune.records import Trial
+    from autotune.report.view import StudyView
+    from autotune.store.study_record import StudyRecord
+
+PICTURE_SUFFIXES = (".png", ".svg", ".html")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("pareto")(pareto)
+    app.command("show")(show)
+    app.command("list")(list_studies)
+
+
+def pareto(
+    study: StudyName,
+    slo: SloText = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the front as a picture: FILE.png, FILE.svg or FILE.html.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every trial as CSV on standard output.")] = False,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Show the front of a study, and the trial to pick."""
+    from rich.console import Console
+
+    from autotune.cli.views import find_study, opened, view_of
+    from autotune.errors import InvalidOption
+    from autotune.report.csv_view import trials_csv
+    from autotune.report.json_view import study_document
+    from autotune.report.tables import study_report
+    from autotune.session import Places
+
+    if as_csv and as_json:
+        raise InvalidOption("--csv", "--json", "one of --csv and --json")
+    if picture is not None and picture.suffix.lower() not in PICTURE_SUFFIXES:
+        raise InvalidOption("--picture", str(picture), f"a file ending in {', '.join(PICTURE_SUFFIXES)}")
+    places = Places(root=studies_dir, storage=storage)
+    with opened(places) as store:
+        stored = find_study(store, study)
+        view = view_of(store, stored, places, slo=slo)
+    if picture is not None:
+        _draw(view, stored, picture)
+    if as_json:
+        typer.echo(json.dumps(study_document(view), indent=2))
+    elif as_csv:
+        typer.echo(trials_csv(view, view.trials), nl=False)
+    else:
+        Console().print(study_report(view))
+        if picture is not None:
+            typer.echo(f"Picture: {picture}")
+
+
+def _draw(view: StudyView, stored: StudyRecord, picture: Path) -> None:
+    from autotune.errors import StorageError
+    from autotune.report.figures import png_bytes, svg_text
+    from autotune.report.html import front_page
+
+    suffix = picture.suffix.lower()
+    if suffix == ".png":
+        content = png_bytes(view)
+    elif suffix == ".svg":
+        content = svg_text(view).encode()
+    else:
+        line = _serve_line(stored, view.picked_trial) if view.picked_trial else None
+        content = front_page(view, serve_line=line).encode()
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"{picture}: {error.strerror}", hint="Choose a place that can be written.") from None
+
+
+def show(
+    study: StudyName,
+    trial: Annotated[int, typer.Argument(help="Number of the trial, 0 is the baseline.")],
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
+    from rich.console import Console
+
+    from autotune.cli.views import find_study, find_trial, opened, view_of
+    from autotune.report.detail import trial_detail
+    from autotune.report.json_view import show_document
+    from autotune.session import Places
+
+    places = Places(root=studies_dir, storage=storage)
+    with opened(places) as store:
+        stored = find_study(store, study)
+        view = view_of(store, stored, places)
+        chosen = find_trial(view.trials, study, trial)
+    line = _serve_line(stored, chosen)
+    log = log_path(chosen)
+    if as_json:
+        typer.echo(json.dumps(show_document(view, chosen, serve_line=line, log_path=log), indent=2))
+    else:
+        Console().print(trial_detail(view, chosen, serve_line=line, log_path=log))
+
+
+def _serve_line(stored: StudyRecord, trial: Trial) -> str:
+    from autotune.promote import serve_line
+
+    extra = tuple(str(word) for word in stored.spec.get("extra_args", ()))
+    return serve_line(stored.identity["model"], trial.config, extra_args=extra)
+
+
+def log_path(trial: Trial) -> str | None:
+    """The server's log of a trial's latest attempt; None where no server wrote one."""
+    path = Path(trial.directory) / "server.log" if trial.directory else None
+    return str(path) if path is not None and path.exists() else None
+
+
+def list_studies(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, as_json: Json = False) -> None:
+    """List the studies in the database."""
+    from autotune.cli.steer import print_studies
+
+    print_studies(studies_dir, storage, live=False, as_json=as_json)

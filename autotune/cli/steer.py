@@ -1,0 +1,212 @@
+"""Steering studies: `status`, `logs`, `stop`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, StudyName
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from autotune.report.view import StudyRow
+    from autotune.session import Places
+    from autotune.store.folder import LockHolder, StudyFolder
+    from autotune.store.repository import Store
+    from autotune.store.study_record import StudyRecord
+
+FOLLOW_POLL_S = 0.25
+STOP_POLL_S = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("logs")(logs)
+    app.command("stop")(stop)
+
+
+def status(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, as_json: Json = False) -> None:
+    """Show the studies that run now: trial, phase, elapsed."""
+    print_studies(studies_dir, storage, live=True, as_json=as_json)
+
+
+def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json: bool) -> None:
+    """The table of studies; `live` keeps those that run now."""
+    from rich.console import Console
+
+    from autotune.cli.views import opened
+    from autotune.report.tables import studies_table
+    from autotune.session import Places
+
+    places = Places(root=studies_dir, storage=storage)
+    if storage is None and not Path(places.database).exists():
+        rows: list[StudyRow] = []
+    else:
+        with opened(places) as store:
+            rows = [row for study in store.studies() if (row := _row(store, study, places)).pid or not live]
+    if as_json:
+        typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))
+    else:
+        Console().print(studies_table(rows, live=live))
+
+
+def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
+    from autotune.records import COUNTED_OUTCOMES, Origin, Outcome
+    from autotune.report.view import StudyRow
+    from autotune.store.study_record import StudyState
+
+    trials = store.trials(study.name)
+    ended = [trial for trial in trials if trial.result is not None]
+    outcomes = [trial.result.outcome for trial in ended if trial.result]
+    holder = places.folder(study.name).holder()
+    running = next((trial.number for trial in trials if trial.result is None), None) if holder else None
+    phase, elapsed = None, None
+    if running is not None:
+        attempts = store.attempts(study.name, running)
+        if attempts and attempts[-1].phases:
+            phase = str(attempts[-1].phases[-1].phase)
+            elapsed = (datetime.now(UTC) - attempts[-1].started_at).total_seconds()
+    killed = study.state is StudyState.RUNNING and holder is None
+    return StudyRow(
+        name=study.name,
+        model=study.identity["model"],
+        workload=str(study.spec.get("workload", "")),
+        engine=str(study.engine),
+        simulated=study.simulated,
+        state="running" if holder else "interrupted" if killed else str(study.state),
+        done=sum(
+            1
+            for trial in ended
+            if trial.result and trial.result.outcome in COUNTED_OUTCOMES and trial.origin is not Origin.REPEAT
+        ),
+        wanted=study.target_trials,
+        measured=outcomes.count(Outcome.MEASURED),
+        infeasible=outcomes.count(Outcome.INFEASIBLE),
+        trial=running,
+        phase=phase,
+        elapsed_s=elapsed,
+        pid=holder.pid if holder else None,
+    )
+
+
+def logs(
+    study: StudyName,
+    trial: Annotated[int | None, typer.Argument(help="Number of the trial; default: the latest.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, from trial to trial, until it ends.")
+    ] = False,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    storage: Storage = None,
+) -> None:
+    """Print the server's log of a trial, secrets taken out."""
+    from autotune.cli.views import find_study, find_trial, opened
+    from autotune.session import Places
+
+    places = Places(root=studies_dir, storage=storage)
+    with opened(places) as store:
+        find_study(store, study)
+        trials = store.trials(study)
+        if trial is not None:
+            find_trial(trials, study, trial)
+        number = trial if trial is not None else trials[-1].number if trials else 0
+        folder = places.folder(study)
+        shown = 0
+        for line in _lines(store, folder, study, number, follow=follow, fixed=trial is not None):
+            sys.stdout.write(line)
+            shown += 1
+    sys.stdout.flush()
+    if not shown:
+        typer.echo(f"no server log for trial {number} of study {study} (simulated trials have none)", err=True)
+
+
+def _lines(store: Store, folder: StudyFolder, study: str, number: int, *, follow: bool, fixed: bool) -> Iterator[str]:
+    """Lines of a log, redacted; following moves on to the next trial unless one was named."""
+    from autotune.engine.redaction import redact
+
+    while True:
+        path = _log_of(store, study, number)
+        if path is not None:
+            with path.open(encoding="utf-8", errors="replace") as stream:
+                while True:
+                    line = stream.readline()
+                    if line:
+                        yield redact(line)
+                        continue
+                    sys.stdout.flush()
+                    if not follow or not _still_open(store, folder, study, number):
+                        break
+                    time.sleep(FOLLOW_POLL_S)
+        if not follow or folder.holder() is None or fixed:
+            return
+        newest = store.trials(study)[-1].number
+        if newest == number:
+            time.sleep(FOLLOW_POLL_S)
+        number = min(number + 1, newest)
+
+
+def _log_of(store: Store, study: str, number: int) -> Path | None:
+    attempts = store.attempts(study, number)
+    path = Path(attempts[-1].directory) / "server.log" if attempts else None
+    return path if path is not None and path.exists() else None
+
+
+def _still_open(store: Store, folder: StudyFolder, study: str, number: int) -> bool:
+    found = next((trial for trial in store.trials(study) if trial.number == number), None)
+    return found is not None and found.result is None and folder.holder() is not None
+
+
+def stop(
+    study: StudyName,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for its server to be gone.")] = 120.0,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    storage: Storage = None,
+) -> None:
+    """End a running study as Ctrl-C would: its server is stopped, everything is stored, the same command goes on."""
+    from autotune.cli.views import find_study, opened
+    from autotune.errors import StudyBusy
+    from autotune.session import Places
+
+    places = Places(root=studies_dir, storage=storage)
+    with opened(places) as store:
+        find_study(store, study)
+    folder = places.folder(study)
+    holder = folder.holder()
+    if holder is None:
+        typer.echo(f"study {study} is not running")
+        return
+    if not _is(holder):
+        raise StudyBusy(
+            f"study {study!r} is held by process {holder.pid}, which is not on this machine or not a tuner",
+            hint="Run `autotune stop` on the machine where the study was started.",
+        )
+    os.kill(holder.pid, signal.SIGTERM)
+    deadline = time.monotonic() + wait_s
+    while folder.holder() is not None:
+        if time.monotonic() > deadline:
+            raise StudyBusy(
+                f"study {study!r} was told to stop, process {holder.pid} is still ending its server",
+                hint="Wait and look with `autotune status`.",
+            )
+        time.sleep(STOP_POLL_S)
+    typer.echo(f"study {study} is stopped; the same `autotune study` command goes on with it")
+
+
+def _is(holder: LockHolder) -> bool:
+    """Whether the pid still is the process that took the lock, and not a later one with its number."""
+    import psutil
+
+    try:
+        return abs(psutil.Process(holder.pid).create_time() - holder.started) < 1.0
+    except psutil.Error:
+        return False

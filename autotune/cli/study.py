@@ -1,0 +1,224 @@
+"""`autotune study`: the main job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.planning import StudyPlan
+    from autotune.records import Phase, Trial
+    from autotune.report.progress import ProgressView
+    from autotune.session import Places, Target
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("study")(study)
+
+
+def study(
+    server_args: Annotated[
+        list[str] | None,
+        typer.Argument(help="After `--`: flags passed to every server as they are, e.g. -- --trust-remote-code."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A folder with config.json, or a model name.")] = None,
+    workload: Annotated[str | None, typer.Option(help="A shipped workload (chat, rag, ...) or a YAML file.")] = None,
+    space: Annotated[str | None, typer.Option(help="A shipped search space (default, ...) or a YAML file.")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="A study file, by path or by the name of a shipped one.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the study; the same name goes on where it stopped.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto (real servers where there is a GPU), process, or simulated.")
+    ] = None,
+    node: Annotated[str | None, typer.Option(help="Node to simulate, e.g. 4xA100-80GB-NVLink.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Physical GPUs to use, e.g. 0,1.")] = None,
+    vllm_command: Annotated[
+        str | None,
+        typer.Option(help="The server command, e.g. '/opt/vllm/bin/vllm serve'. Environment: AUTOTUNE_VLLM_COMMAND."),
+    ] = None,
+    trials: Annotated[
+        str | None, typer.Option(help="Trials to reach, the baseline included; +N adds N to those there are.")
+    ] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
+    ] = None,
+    sampler: Annotated[str | None, typer.Option(help="tpe, nsga2, random, qmc, grid or gp.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")] = None,
+    load: Annotated[
+        str | None, typer.Option(help="auto, or concurrency=N,rate=R,requests=N per GPU used (any subset).")
+    ] = None,
+    slo: SloText = None,
+    pick: Annotated[
+        str, typer.Option(help="How the pick is chosen without an SLO: knee, throughput or latency.")
+    ] = "knee",
+    start_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds until a server must be ready.")] = None,
+    level_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds that one load level may take.")] = None,
+    studies_dir: StudiesDir = DEFAULT_STUDIES,
+    storage: Storage = None,
+    as_json: Json = False,
+) -> None:
+    """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
+    from autotune.session import Places, Target
+
+    count, more = _trials(trials)
+    arguments = {
+        "model": model,
+        "workload": workload,
+        "space": space,
+        "name": name,
+        "engine": _engine(engine),
+        "node": node,
+        "gpus": _gpus(gpus),
+        "trials": None if more else count,
+        "repeats": repeats,
+        "sampler": sampler,
+        "seed": seed,
+        "load": _load(load),
+        "slo": slo,
+        "start_deadline_s": start_deadline,
+        "level_deadline_s": level_deadline,
+        "extra_args": tuple(server_args) if server_args else None,
+    }
+    plan = _plan(file, arguments, pick, vllm_command, Path(studies_dir))
+    places = Places(root=studies_dir, storage=storage)
+    _run(plan, places, Target(trials=count, more=more), as_json=as_json)
+
+
+def _engine(text: str | None) -> object:
+    from autotune.errors import InvalidOption
+    from autotune.recipe import EngineChoice
+
+    if text is None:
+        return None
+    try:
+        return EngineChoice(text)
+    except ValueError:
+        raise InvalidOption("--engine", text, ", ".join(EngineChoice)) from None
+
+
+def _gpus(text: str | None) -> object:
+    from autotune.recipe import parse_gpus
+
+    return None if text is None else parse_gpus(text)
+
+
+def _load(text: str | None) -> object:
+    from autotune.recipe import parse_load
+
+    return None if text is None else parse_load(text)
+
+
+def _trials(text: str | None) -> tuple[int | None, bool]:
+    from autotune.recipe import parse_trials
+
+    return (None, False) if text is None else parse_trials(text)
+
+
+def _plan(
+    file: str | None, arguments: dict[str, Any], pick: str, vllm_command: str | None, studies_dir: Path
+) -> StudyPlan:
+    from autotune.cli.surroundings import surroundings
+    from autotune.errors import InvalidOption
+    from autotune.planning import make_plan
+    from autotune.recipe import compose, find_study_file, read_study_file, shipped_studies
+    from autotune.records import PickRule
+
+    from_file: dict[str, Any] = {}
+    if file is not None:
+        found = find_study_file(file, (studies_dir, shipped_studies()))
+        from_file = {"name": found.stem, **read_study_file(found)}
+    try:
+        rule = PickRule(pick)
+    except ValueError:
+        raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
+    return make_plan(compose(from_file, arguments), surroundings(), pick_rule=rule, vllm_command=vllm_command)
+
+
+def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
+    from rich.console import Console
+
+    from autotune.cli.views import find_study, opened, view_of
+    from autotune.errors import NothingMeasured
+    from autotune.node.probe import open_probe
+    from autotune.report.json_view import study_document
+    from autotune.report.progress import progress_view
+    from autotune.report.tables import study_report
+    from autotune.session import run_study
+
+    console = Console(stderr=True)
+    _show_plan(plan, target, console)
+    with progress_view(console, time.monotonic) as progress:
+        watcher = _Watcher(plan=plan, progress=progress)
+        run_study(plan, places, target, watcher, probe=open_probe())
+    with opened(places) as store:
+        view = view_of(store, find_study(store, plan.recipe.name), places, slo=plan.recipe.slo)
+    if as_json:
+        typer.echo(json.dumps(study_document(view), indent=2))
+    else:
+        Console().print(study_report(view))
+    if not view.front:
+        raise NothingMeasured(
+            f"study {plan.recipe.name!r} ended without one measured trial, so there is no front",
+            hint=f"`autotune show {plan.recipe.name} 0` tells why the baseline failed and what to change.",
+        )
+
+
+def _show_plan(plan: StudyPlan, target: Target, console: Console) -> None:
+    """The plan, before anything is launched."""
+    from autotune.cli.plan_text import plan_lines
+
+    for line in plan_lines(plan, target):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@dataclass(slots=True)
+class _Watcher:
+    """Turns what the study tells into progress events."""
+
+    plan: StudyPlan
+    progress: ProgressView
+    began: bool = False
+    number: int = 0
+
+    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None:
+        from autotune.report.progress import StudyBegan, TrialBegan
+        from autotune.report.wording import difference
+
+        now = time.monotonic()
+        if not self.began:
+            self.began = True
+            name, simulated = self.plan.recipe.name, self.plan.simulated
+            self.progress.tell(StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted))
+        self.number = trial.number
+        what = difference(trial.config, None if trial.number == 0 else self.plan.baseline)
+        self.progress.tell(TrialBegan(at_s=now, number=trial.number, settings=what))
+
+    def phase(self, phase: Phase, detail: str) -> None:
+        from autotune.report.progress import PhaseBegan
+
+        self.progress.tell(PhaseBegan(at_s=time.monotonic(), number=self.number, phase=phase, detail=detail))
+
+    def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        from autotune.report.progress import TrialEnded
+        from autotune.search.pareto import front_of
+
+        numbers = front_of(trials)
+        front = tuple(t for t in trials if t.number in numbers)
+        self.progress.tell(TrialEnded(at_s=time.monotonic(), trial=trial, front=front))
+
+    def note(self, text: str) -> None:
+        from autotune.report.progress import Said
+
+        self.progress.tell(Said(at_s=time.monotonic(), text=text))

@@ -1,0 +1,102 @@
+"""From the store to what the renderers need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from autotune.errors import StorageError, UnknownName
+from autotune.records import Node, PickRule, Slo, Trial
+from autotune.report.view import StudyView
+from autotune.search.objective import parse_slo
+from autotune.search.pareto import front_of, pick
+from autotune.session import Places
+from autotune.store.codec import decode
+from autotune.store.repository import Store
+from autotune.store.study_record import StudyRecord
+
+
+@contextmanager
+def opened(places: Places) -> Iterator[Store]:
+    """The store of existing studies; never creates one.
+
+    Raises:
+        UnknownName: there is no database yet, so there is no study.
+    """
+    if places.storage is None and not Path(places.database).exists():
+        raise UnknownName(
+            "study", "", (), hint=f"There is no database {places.database} yet; `autotune study` makes it."
+        )
+    with Store.open(places.database, create=False) as store:
+        yield store
+
+
+def find_study(store: Store, name: str) -> StudyRecord:
+    """The study of that name.
+
+    Raises:
+        UnknownName: with the names that there are.
+    """
+    known = {study.name: study for study in store.studies()}
+    if name not in known:
+        raise UnknownName("study", name, tuple(known))
+    return known[name]
+
+
+def find_trial(trials: tuple[Trial, ...], study: str, number: int) -> Trial:
+    """The trial of that number.
+
+    Raises:
+        UnknownName: with the numbers that there are.
+    """
+    found = next((trial for trial in trials if trial.number == number), None)
+    if found is None:
+        known = f"0..{trials[-1].number}" if trials else "none yet"
+        raise UnknownName("trial", str(number), (), hint=f"Study {study!r} has trials {known}.")
+    return found
+
+
+def node_of(study: StudyRecord) -> Node:
+    """The node that a study runs on.
+
+    Raises:
+        StorageError: the stored study does not say it.
+    """
+    try:
+        return decode(Node, study.spec["node"])
+    except (KeyError, ValueError) as error:
+        raise StorageError(f"study {study.name!r}: its stored node cannot be read ({error})") from None
+
+
+def view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None = None) -> StudyView:
+    """Everything the renderers show of a study.
+
+    Args:
+        slo: replaces the study's own limit.
+
+    Raises:
+        InvalidOption: `slo` cannot be read.
+    """
+    trials = store.trials(study.name)
+    limit = _slo(study, slo)
+    spec = study.spec
+    return StudyView(
+        name=study.name,
+        model=study.identity["model"],
+        workload=str(spec.get("workload", study.identity["workload"])),
+        node=study.identity["node"],
+        engine=str(study.engine),
+        simulated=study.simulated or any(trial.result.simulated for trial in trials if trial.result),
+        trials=trials,
+        front=front_of(trials),
+        baseline=0 if trials else None,
+        pick=pick(trials, rule=PickRule(spec.get("pick_rule", PickRule.KNEE)), slo=limit),
+        slo=limit,
+        directory=str(places.folder(study.name).path),
+    )
+
+
+def _slo(study: StudyRecord, given: str | None) -> Slo | None:
+    text = given or study.spec.get("slo")
+    return parse_slo(text) if text else None

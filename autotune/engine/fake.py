@@ -1,0 +1,133 @@
+"""The seam's fake: a scripted engine in virtual time, for tests of what sits above the seam."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
+from autotune.records import (
+    ClockKind,
+    Config,
+    EngineKind,
+    Failure,
+    LevelRole,
+    LoadLevel,
+    PlannedRequest,
+    RequestRecord,
+    ServerFacts,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """How a config behaves.
+
+    Attributes:
+        launch_failure: raised by the launch.
+        dies_at: role of the level under which the server dies with `death`.
+        ttft_s: every request's time to its first token.
+        token_s: every gap between tokens.
+        error: every request ends with this error kind instead of tokens.
+    """
+
+    launch_failure: Failure | None = None
+    dies_at: LevelRole | None = None
+    death: Failure | None = None
+    ttft_s: float = 0.1
+    token_s: float = 0.01
+    start_s: float = 30.0
+    error: str | None = None
+
+
+@dataclass
+class FakeEngine:
+    """Launches `FakeServer`s as `script` says; counts what it started and stopped."""
+
+    script: Callable[[Config, int], Script]
+    kind: EngineKind = EngineKind.SIMULATED
+    clock: ClockKind = ClockKind.VIRTUAL
+    now_s: float = 0.0
+    launched: list[Config] = field(default_factory=list)
+    stopped: int = 0
+
+    def now(self) -> float:
+        """Seconds on the virtual clock."""
+        return self.now_s
+
+    async def launch(
+        self,
+        plan: LaunchPlan,
+        *,
+        on_identity: Callable[[ServerIdentity], None],
+        on_milestone: Callable[[Milestone], None],
+    ) -> FakeServer:
+        """Follow the script; `script` is told how many launches of this config there were before."""
+        script = self.script(plan.config, self.launched.count(plan.config))
+        self.launched.append(plan.config)
+        on_identity(ServerIdentity(pid=1, started=0.0, pgid=None, marker="fake"))
+        await asyncio.sleep(0)
+        self.now_s += script.start_s
+        if script.launch_failure is not None:
+            raise LaunchFailed(script.launch_failure)
+        on_milestone(Milestone(name="server ready", at_s=script.start_s))
+        return FakeServer(engine=self, script=script)
+
+
+@dataclass
+class FakeServer:
+    """Answers every request in the scripted time, in virtual time."""
+
+    engine: FakeEngine
+    script: Script
+    facts: ServerFacts = field(default_factory=lambda: ServerFacts(vllm_version="fake", simulated=True))
+    argv: tuple[str, ...] = ("fake-server",)
+
+    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+        """Closed loops refill a slot when it comes free; open loops keep their schedule."""
+        del deadline_s
+        await asyncio.sleep(0)
+        if self.script.dies_at is level.role and self.script.death is not None:
+            raise ServerDied(self.script.death)
+        slots = [0.0] * (level.concurrency or 1)
+        records = []
+        for request in requests:
+            if request.scheduled_s is not None:
+                due = request.scheduled_s
+            else:
+                slot = min(range(len(slots)), key=slots.__getitem__)
+                due = slots[slot]
+                slots[slot] = due + self.script.ttft_s + self.script.token_s * (request.output_tokens - 1)
+            records.append(self._record(request, due))
+        duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
+        self.engine.now_s += duration
+        return DriveResult(records=tuple(records), server=None, duration_s=duration)
+
+    def _record(self, request: PlannedRequest, due_s: float) -> RequestRecord:
+        first = due_s + self.script.ttft_s
+        times = tuple(first + self.script.token_s * i for i in range(request.output_tokens))
+        failed = self.script.error is not None
+        return RequestRecord(
+            index=request.index,
+            scheduled_s=due_s,
+            sent_s=due_s,
+            first_byte_s=None if failed else first,
+            first_token_s=None if failed else first,
+            last_token_s=None if failed else times[-1],
+            done_s=first if failed else times[-1],
+            token_times_s=() if failed else times,
+            prompt_tokens=None if failed else request.prompt_tokens,
+            output_tokens=None if failed else request.output_tokens,
+            counted_tokens=0 if failed else request.output_tokens,
+            wanted_output_tokens=request.output_tokens,
+            finish_reason=None if failed else "length",
+            status=500 if failed else 200,
+            error=self.script.error,
+        )
+
+    async def stop(self) -> float:
+        """Nothing to stop; counted."""
+        self.engine.stopped += 1
+        self.engine.now_s += 0.6
+        return 0.6

@@ -1,0 +1,163 @@
+"""The engine without GPUs: the discrete-event simulation in virtual time, behind the same seam as real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerIdentity
+from autotune.engine.diagnosis import remedies_for
+from autotune.engine.flags import to_argv
+from autotune.engine.logs import MilestoneName
+from autotune.load.arrivals import default_stagger_s
+from autotune.node.defaults import ResolvedSettings, resolve
+from autotune.node.memory import MemoryEstimate, estimate
+from autotune.records import (
+    Arrivals,
+    ClockKind,
+    EngineKind,
+    Failure,
+    FailureClass,
+    LoadLevel,
+    ModelShape,
+    Node,
+    PlannedRequest,
+    ServerFacts,
+    Value,
+)
+from autotune.simulator.engine_model import Simulation
+
+# A start on the recorded H200 (cold compile cache) took 83 s: about 18 s of imports in each of two processes, 18 s of
+# compiling, 5 s of graphs, 14 s until the server answered. Weights come on top, from a disk of 2 GB/s shared by ranks.
+IMPORT_S = 36.0
+COMPILE_S = 20.0
+GRAPHS_S = 5.0
+READY_S = 16.0
+DISK_BYTES_PER_S = 2e9
+STOP_S = 0.6
+
+
+@dataclass(slots=True)
+class SimulatedEngine:
+    """Starts simulated servers of one model on one node.
+
+    Attributes:
+        seed: of the noise; the launch's own folder name is mixed in, so that repeats differ as real ones do.
+        fixed: flags passed through beside the configs, as the defaults see them.
+    """
+
+    node: Node
+    shape: ModelShape
+    seed: int
+    fixed: tuple[tuple[str, Value], ...] = ()
+    kind: EngineKind = EngineKind.SIMULATED
+    clock: ClockKind = ClockKind.VIRTUAL
+    _now_s: float = field(default=0.0, init=False)
+
+    def now(self) -> float:
+        """Seconds on the virtual clock."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self._now_s += seconds
+
+    async def launch(
+        self,
+        plan: LaunchPlan,
+        *,
+        on_identity: Callable[[ServerIdentity], None],
+        on_milestone: Callable[[Milestone], None],
+    ) -> SimulatedServer:
+        """Start in virtual time: refused where the memory model leaves too little KV cache."""
+        del on_identity  # no process, nothing to reap
+        await asyncio.sleep(0)
+        settings = resolve(plan.config, self.node, self.shape, extra=dict(self.fixed))
+        begun = self._now_s
+        memory = estimate(self.shape, self.node.gpus[0], settings)
+        load_s = memory.weights_bytes_per_gpu * settings.gpus / settings.data_parallel / DISK_BYTES_PER_S
+        graphs_s = 0.0 if settings.enforce_eager else GRAPHS_S
+        compile_s = 0.0 if settings.enforce_eager else COMPILE_S
+        facts = _facts(settings, memory, load_s=load_s, compile_s=compile_s, graphs_s=graphs_s)
+        for name, seconds in (
+            (MilestoneName.ENGINE_STARTED, IMPORT_S),
+            (MilestoneName.WEIGHTS_LOADED, load_s),
+            (MilestoneName.PROFILED, compile_s),
+        ):
+            self.advance(seconds)
+            on_milestone(Milestone(name=name, at_s=self._now_s - begun))
+        if not memory.fits:
+            raise LaunchFailed(_refused(settings, memory), facts)
+        self.advance(graphs_s + READY_S)
+        on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
+        simulation = Simulation(self.node, self.shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
+        argv = ("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args)
+        return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
+
+    def _launch_seed(self, plan: LaunchPlan) -> int:
+        digits = "".join(sign for sign in plan.directory.name if sign.isdigit())
+        return (self.seed * 1_000_003 + int(digits or 0)) % 2**32
+
+
+@dataclass(slots=True)
+class SimulatedServer:
+    """A simulated server that is ready."""
+
+    engine: SimulatedEngine
+    simulation: Simulation
+    facts: ServerFacts
+    argv: tuple[str, ...]
+
+    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+        """Run the level in a thread, so that progress stays live; the result does not depend on it."""
+        concurrency = level.concurrency or 1
+        stagger = default_stagger_s(concurrency) if level.arrivals is Arrivals.CLOSED else 0.0
+        level_run = await asyncio.to_thread(
+            self.simulation.run, level, requests, stagger_s=stagger, deadline_s=deadline_s
+        )
+        self.engine.advance(level_run.duration_s)
+        return DriveResult(records=level_run.records, server=level_run.server, duration_s=level_run.duration_s)
+
+    async def stop(self) -> float:
+        """The recorded time from TERM to memory free."""
+        self.engine.advance(STOP_S)
+        return STOP_S
+
+
+def _facts(
+    settings: ResolvedSettings, memory: MemoryEstimate, *, load_s: float, compile_s: float, graphs_s: float
+) -> ServerFacts:
+    return ServerFacts(
+        kv_cache_tokens=memory.kv_tokens * settings.data_parallel,
+        max_concurrency=memory.max_concurrency * settings.data_parallel,
+        available_kv_bytes=memory.available_kv_bytes,
+        weights_bytes=memory.weights_bytes_per_gpu,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        dtype=settings.dtype,
+        prefix_caching=settings.prefix_caching,
+        chunked_prefill=settings.chunked_prefill,
+        startup_s=IMPORT_S + load_s + compile_s + graphs_s + READY_S,
+        load_s=load_s,
+        compile_s=compile_s,
+        graph_capture_s=graphs_s,
+        simulated=True,
+    )
+
+
+def _refused(settings: ResolvedSettings, memory: MemoryEstimate) -> Failure:
+    kind = FailureClass.KV_CACHE_NONE if memory.available_kv_bytes <= 0 else FailureClass.KV_CACHE_TOO_SMALL
+    facts: tuple[tuple[str, Value], ...] = (
+        ("available_kv_bytes", memory.available_kv_bytes),
+        ("needed_kv_bytes", memory.needed_kv_bytes),
+        ("max_model_len", settings.max_model_len),
+    )
+    line = (
+        f"simulated: {memory.available_kv_bytes / 2**30:.2f} GiB are left for the KV cache, one request of "
+        f"{settings.max_model_len} tokens needs {memory.needed_kv_bytes / 2**30:.2f} GiB"
+    )
+    return Failure(kind=kind, line=line, facts=facts, remedies=remedies_for(kind, dict(facts)))

@@ -1,0 +1,298 @@
+"""What a study is asked to do: a study file (`studies/*.yaml`) with the command line's words laid over it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from autotune.errors import InvalidFile, InvalidOption, UnknownName
+from autotune.records import Config, Value
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Study names become folder names and Optuna study names."""
+
+
+class EngineChoice(StrEnum):
+    """`auto` takes real servers where there is a GPU, the simulation where there is none."""
+
+    AUTO = "auto"
+    SIMULATED = "simulated"
+    PROCESS = "process"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadChoice:
+    """How the two load levels are set; all None is `auto`: found on the baseline.
+
+    Attributes:
+        concurrency: closed loop of the throughput level, per GPU used.
+        rate_rps: Poisson rate of the TTFT level, per GPU used.
+        requests: requests of each level, per GPU used.
+    """
+
+    concurrency: int | None = None
+    rate_rps: float | None = None
+    requests: int | None = None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the operator fixed both levels, so that no ramp is needed."""
+        return self.concurrency is not None and self.rate_rps is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One study as asked for; `planning.py` turns it into a plan for a node.
+
+    Attributes:
+        gpus: physical indices to use (`--gpus 0,1`); None for all visible ones.
+        node: a named node to simulate; None for this machine.
+        trials: counted trials, the baseline included.
+        repeats: how often the baseline and the pick are launched again at the end, to see drift and noise.
+        start_deadline_s: a server that is not ready by then is stopped.
+        stall_deadline_s: a start without a new milestone for this long counts as hung.
+        level_deadline_s: one load level may take this long.
+        attempts: launches of one trial when the environment is at fault.
+        starting_points: configs tried right after the baseline, before the sampler's own.
+    """
+
+    name: str
+    model: str
+    workload: str = "chat"
+    space: str = "default"
+    engine: EngineChoice = EngineChoice.AUTO
+    node: str | None = None
+    gpus: tuple[int, ...] | None = None
+    vllm_command: str | None = None
+    extra_args: tuple[str, ...] = ()
+    trials: int = 24
+    repeats: int = 1
+    sampler: str = "tpe"
+    seed: int = 0
+    load: LoadChoice = LoadChoice()
+    slo: str | None = None
+    start_deadline_s: float = 1200.0
+    stall_deadline_s: float = 600.0
+    level_deadline_s: float = 600.0
+    attempts: int = 2
+    starting_points: tuple[Config, ...] = ()
+
+
+class _LoadFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    concurrency: Annotated[int, Field(ge=1, le=65536)] | None = None
+    rate_rps: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+
+    @field_validator("rate_rps", mode="before")
+    @classmethod
+    def _whole_rates_are_rates(cls, value: object) -> object:
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+
+
+class _StudyFile(BaseModel):
+    """The border: what a study file may say. Keys mirror `Recipe`, which explains them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    description: str | None = None
+    name: str | None = None
+    model: str | None = None
+    workload: str | None = None
+    space: str | None = None
+    engine: Annotated[EngineChoice, Field(strict=False)] | None = None
+    node: str | None = None
+    gpus: list[Annotated[int, Field(ge=0)]] | None = None
+    vllm_command: str | None = None
+    extra_args: list[str] | None = None
+    trials: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    repeats: Annotated[int, Field(ge=0, le=100)] | None = None
+    sampler: str | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    load: _LoadFile | None = None
+    slo: str | None = None
+    start_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
+    stall_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
+    level_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
+    attempts: Annotated[int, Field(ge=1, le=20)] | None = None
+    starting_points: list[dict[str, bool | int | float | str | None]] | None = None
+
+
+def read_study_file(path: Path) -> dict[str, Any]:
+    """The keys a study file sets, as keyword arguments for `compose`.
+
+    Raises:
+        UnknownName: there is no such file.
+        InvalidFile: it is not YAML, or a key or value is not accepted.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError):
+        raise InvalidFile(str(path), "", str(path), "the path of a study file (see studies/*.yaml)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFile(str(path), "", str(error), "a readable UTF-8 text file") from None
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}" if mark else ""
+        raise InvalidFile(str(path), where, str(getattr(error, "problem", error)), "valid YAML") from None
+    if not isinstance(raw, dict):
+        raise InvalidFile(str(path), "", raw, f"a mapping with keys among {', '.join(_StudyFile.model_fields)}")
+    try:
+        parsed = _StudyFile.model_validate(raw)
+    except ValidationError as error:
+        raise _as_invalid_file(path, error) from None
+    return _as_arguments(parsed)
+
+
+def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        nested = first["loc"][0] == "load" and len(first["loc"]) > 1
+        fields = _LoadFile.model_fields if nested else _StudyFile.model_fields
+        return InvalidFile(str(path), key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
+    return InvalidFile(str(path), key, first.get("input"), first["msg"])
+
+
+def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        key: getattr(parsed, key)
+        for key in _StudyFile.model_fields
+        if key not in {"description", "load", "gpus", "extra_args", "starting_points"}
+        and getattr(parsed, key) is not None
+    }
+    if parsed.load is not None:
+        values["load"] = LoadChoice(**parsed.load.model_dump())
+    if parsed.gpus is not None:
+        values["gpus"] = tuple(parsed.gpus)
+    if parsed.extra_args is not None:
+        values["extra_args"] = tuple(parsed.extra_args)
+    if parsed.starting_points is not None:
+        values["starting_points"] = tuple(Config.of(point) for point in parsed.starting_points)
+    return values
+
+
+def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) -> Recipe:
+    """A recipe from both sources; the command line wins, None there means not said.
+
+    Raises:
+        InvalidOption: the model is missing, or the name cannot be a folder name.
+    """
+    values = {**from_file, **{key: value for key, value in from_command_line.items() if value is not None}}
+    if "load" in from_file and isinstance(from_command_line.get("load"), LoadChoice):
+        values["load"] = _overlay(from_file["load"], from_command_line["load"])
+    if not values.get("model"):
+        raise InvalidOption("--model", "", "a folder with config.json, or a model name such as meta-llama/Llama-3.1-8B")
+    if "name" not in values:
+        values["name"] = default_name(values["model"], values.get("workload", "chat"), values.get("node"))
+    if not NAME_PATTERN.fullmatch(values["name"]):
+        raise InvalidOption(
+            "--name", values["name"], "1-64 letters, digits, '.', '_' and '-', not starting with a sign"
+        )
+    return Recipe(**values)
+
+
+def _overlay(below: LoadChoice, above: LoadChoice) -> LoadChoice:
+    said = {
+        key: getattr(above, key) for key in ("concurrency", "rate_rps", "requests") if getattr(above, key) is not None
+    }
+    return replace(below, **said)
+
+
+def default_name(model: str, workload: str, node: str | None) -> str:
+    """`llama-3.1-8b-instruct-chat` and the like: readable, stable, a valid folder name."""
+    parts = [Path(model.rstrip("/")).name, Path(workload).stem, *([node] if node else [])]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts)).strip("-._").lower()
+    return name[:64] or "study"
+
+
+def parse_gpus(text: str) -> tuple[int, ...]:
+    """`0,1` as indices.
+
+    Raises:
+        InvalidOption: not a comma-separated list of different non-negative integers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts) or len(set(parts)) != len(parts):
+        raise InvalidOption("--gpus", text, "different GPU indices separated by commas, such as 0,1")
+    return tuple(int(part) for part in parts)
+
+
+def parse_trials(text: str) -> tuple[int, bool]:
+    """`24` as (24, False); `+10` as (10, True): ten more than the study has.
+
+    Raises:
+        InvalidOption: neither.
+    """
+    match = re.fullmatch(r"(\+?)(\d{1,6})", text.strip())
+    if not match or int(match[2]) < 1:
+        raise InvalidOption("--trials", text, "a positive number, or +N to extend a finished study by N")
+    return int(match[2]), bool(match[1])
+
+
+def parse_load(text: str) -> LoadChoice:
+    """`auto`, or `concurrency=64,rate=12,requests=200` (any subset), per GPU used.
+
+    Raises:
+        InvalidOption: an unknown key, or a value that is not a positive number.
+    """
+    allowed = "auto, or concurrency=N, rate=R, requests=N separated by commas"
+    if text.strip() == "auto":
+        return LoadChoice()
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        key, _, value = part.strip().partition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if key not in {"concurrency", "rate", "requests"} or not 0 < number < 1e9 or key in found:
+            raise InvalidOption("--load", text, allowed)
+        if key != "rate" and number != int(number):
+            raise InvalidOption("--load", text, allowed)
+        found[key] = number
+    return LoadChoice(
+        concurrency=int(found["concurrency"]) if "concurrency" in found else None,
+        rate_rps=found.get("rate"),
+        requests=int(found["requests"]) if "requests" in found else None,
+    )
+
+
+def find_study_file(name: str, folders: tuple[Path, ...]) -> Path:
+    """A study file by path, or by its stem in one of `folders`.
+
+    Raises:
+        UnknownName: neither exists.
+    """
+    direct = Path(name)
+    if direct.suffix in {".yaml", ".yml"} and direct.exists():
+        return direct
+    known: dict[str, Path] = {}
+    for folder in folders:
+        known.update({path.stem: path for path in sorted(folder.glob("*.yaml"))})
+    if name in known:
+        return known[name]
+    raise UnknownName("study", name, sorted(known), source="--file")
+
+
+def describe_value(value: Value) -> str:
+    """A flag's value as the plan prints it."""
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shipped_studies() -> Path:
+    """Folder of the study files that ship with the program: in the wheel, else in the source tree."""
+    package = Path(__file__).resolve().parent
+    installed = package / "_shipped" / "studies"
+    return installed if installed.is_dir() else package.parent / "studies"

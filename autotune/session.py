@@ -1,0 +1,217 @@
+"""One tuner process working on one study: open the store, keep others out, reap what a dead tuner left, run, close."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from autotune.engine.base import Engine
+from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.process import ProcessEngine, ProcessSettings
+from autotune.engine.process_server import LoadSettings
+from autotune.engine.reaping import reap
+from autotune.engine.simulated import SimulatedEngine
+from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
+from autotune.node.probe import GpuProbe
+from autotune.planning import StudyPlan
+from autotune.records import COUNTED_OUTCOMES, ClockKind, EngineKind, Origin
+from autotune.search.proposer import Proposer
+from autotune.store.codec import encode
+from autotune.store.folder import DATABASE_NAME, LockHolder, StudyFolder
+from autotune.store.projection import Projection
+from autotune.store.repository import Store
+from autotune.store.study_record import StudyRecord, StudySpec, StudyState
+from autotune.study import StudyObserver, StudyOutcome, StudyRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where results go.
+
+    Attributes:
+        root: folder of all studies; raw files of a study are in `root/<name>/`.
+        storage: database URL or path; None for `root/autotune.db`.
+    """
+
+    root: Path
+    storage: str | None = None
+
+    @property
+    def database(self) -> str:
+        """What `Store.open` is given."""
+        return self.storage or str(self.root / DATABASE_NAME)
+
+    def folder(self, study: str) -> StudyFolder:
+        """The folder of one study."""
+        return StudyFolder(root=self.root, name=study)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """How many counted trials the study should reach; `more` counts on top of those that it has."""
+
+    trials: int | None = None
+    more: bool = False
+
+
+def run_study(
+    plan: StudyPlan, places: Places, target: Target, observer: StudyObserver, *, probe: GpuProbe | None
+) -> StudyOutcome:
+    """Create or resume the study and run it in this process until its target.
+
+    Raises:
+        StudyMismatch: the study of this name asked a different question.
+        StudyBusy: another tuner runs it.
+        StudyFatal, StorageError, VllmCommandError: it cannot go on; everything so far is kept.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; the running server is stopped and the attempt stored as interrupted.
+    """
+    folder = places.folder(plan.recipe.name)
+    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
+    with _opened(places) as store:
+        study = store.create_or_resume_study(spec_of(plan))
+        with folder.locked(me), Projection.open(store) as projection:
+            study = _aim(store, study, target)
+            reap_left_over(store, study.name, observer)
+            engine, clock, sleep = make_engine(plan, probe)
+            run = StudyRun(
+                plan=plan,
+                study=study,
+                store=store,
+                folder=folder,
+                engine=engine,
+                proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed),
+                projection=projection,
+                observer=observer,
+                clock=clock,
+                sleep=sleep,
+            )
+            store.set_study_state(study.name, StudyState.RUNNING)
+            return _execute(run, store)
+
+
+def _execute(run: StudyRun, store: Store) -> StudyOutcome:
+    name = run.study.name
+    try:
+        return asyncio.run(_until_signalled(run))
+    except asyncio.CancelledError:
+        store.set_study_state(name, StudyState.STOPPED)
+        raise Interrupted(
+            f"study {name!r} was stopped; everything measured is stored",
+            hint="The same command goes on where it stopped.",
+        ) from None
+    except StudyFatal:
+        store.set_study_state(name, StudyState.FAILED)
+        raise
+    except AutotuneError:
+        store.set_study_state(name, StudyState.STOPPED)
+        raise
+
+
+async def _until_signalled(run: StudyRun) -> StudyOutcome:
+    """Signals cancel the study's task: its `finally` blocks stop the server before anything else happens."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None  # inside a coroutine that asyncio.run drives there is one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    return await run.run()
+
+
+def spec_of(plan: StudyPlan) -> StudySpec:
+    """The plan as the question that the store keeps."""
+    recipe = plan.recipe
+    return StudySpec(
+        name=recipe.name,
+        seed=recipe.seed,
+        engine=plan.engine,
+        simulated=plan.simulated,
+        clock=ClockKind.VIRTUAL if plan.simulated else ClockKind.WALL,
+        target_trials=recipe.trials,
+        identity=plan.identity,
+        choices=tuple((parameter.name, parameter.choices) for parameter in plan.space.parameters),
+        spec={
+            "node": encode(plan.node),
+            "workload": plan.workload.name,
+            "command": list(plan.command.words) if plan.command else ["vllm", "serve"],
+            "extra_args": list(recipe.extra_args),
+            "slo": str(plan.slo) if plan.slo else None,
+            "pick_rule": plan.pick_rule.value,
+            "sampler": recipe.sampler,
+            "baseline_changes": list(plan.baseline_changes),
+        },
+    )
+
+
+def _aim(store: Store, study: StudyRecord, target: Target) -> StudyRecord:
+    if target.trials is None:
+        return study
+    done = sum(
+        1
+        for trial in store.trials(study.name)
+        if trial.result and trial.result.outcome in COUNTED_OUTCOMES and trial.origin is not Origin.REPEAT
+    )
+    store.set_target(study.name, done + target.trials if target.more else target.trials)
+    return store.study(study.name)
+
+
+def reap_left_over(store: Store, study: str, observer: StudyObserver) -> None:
+    """Stop what attempts of a killed tuner left running, and store those attempts as interrupted.
+
+    Raises:
+        StorageError: something could not be stopped; launching beside it would measure nonsense.
+    """
+    for attempt in store.unfinished_attempts(study):
+        if attempt.identity is not None:
+            report = reap(attempt.identity)
+            if report.found:
+                pids = ", ".join(str(found.pid) for found in report.found)
+                observer.note(f"stopped what trial {attempt.trial} of an ended tuner left running (pid {pids})")
+            if report.remaining:
+                pids = ", ".join(map(str, report.remaining))
+                raise StorageError(
+                    f"process {pids}, left by trial {attempt.trial} of an ended tuner, cannot be stopped",
+                    hint="End it by hand (it may be stuck in the driver), then run the same command again.",
+                )
+        store.interrupt_attempt(study, attempt.trial, attempt.number)
+
+
+def make_engine(
+    plan: StudyPlan, probe: GpuProbe | None
+) -> tuple[Engine, Callable[[], float], Callable[[float], Awaitable[None]]]:
+    """The plan's engine, its clock, and how to wait on that clock."""
+    if plan.engine is EngineKind.SIMULATED:
+        assert plan.shape is not None  # planning refuses a simulation without a shape
+        simulated = SimulatedEngine(node=plan.node, shape=plan.shape, seed=plan.recipe.seed, fixed=plan.extra)
+
+        async def wait(seconds: float) -> None:
+            simulated.advance(seconds)
+
+        return simulated, simulated.now, wait
+    assert plan.command is not None  # planning always finds one for real servers
+    settings = ProcessSettings(
+        command=plan.command,
+        load=LoadSettings(api=plan.workload.api, study_salt=plan.recipe.seed, api_key_env="VLLM_API_KEY"),
+        accepted=plan.accepted,
+    )
+    process = ProcessEngine(settings, guard=GpuGuard(probe if plan.node.gpus else None))
+    return process, process.now, asyncio.sleep
+
+
+@contextmanager
+def _opened(places: Places) -> Iterator[Store]:
+    try:
+        places.root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{places.root}: {error.strerror}",
+            hint="Choose a writable place with --studies-dir (or AUTOTUNE_STUDIES_DIR).",
+        ) from None
+    with Store.open(places.database) as store:
+        yield store

@@ -1,0 +1,305 @@
+"""The shell of a study: ask for a config, perform the trial, store how it ended, tell the sampler, again.
+
+Everything is on disk the moment it happens. A study that was killed at any moment goes on with the same command:
+finished trials stay, the attempt that was running is stopped (if anything of it is left) and launched again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
+from autotune.errors import StudyFatal
+from autotune.planning import StudyPlan
+from autotune.records import (
+    COUNTED_OUTCOMES,
+    STUDY_FATAL_CLASSES,
+    Config,
+    FailureClass,
+    LoadLevel,
+    LoadPlan,
+    Origin,
+    Outcome,
+    Phase,
+    Pick,
+    Trial,
+    TrialResult,
+)
+from autotune.search.pareto import front_of, pick
+from autotune.search.proposer import Proposer
+from autotune.store.folder import StudyFolder
+from autotune.store.projection import Projection
+from autotune.store.repository import Store
+from autotune.store.study_record import AttemptState, StudyRecord, StudyState
+from autotune.trial import TrialOrder, TrialRun, run_trial
+
+REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
+"""Faults that count against the config once every attempt has repeated them."""
+
+
+class StudyObserver(Protocol):
+    """Told what happens, for people to watch; stores nothing and must not block."""
+
+    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None: ...
+
+    def phase(self, phase: Phase, detail: str) -> None: ...
+
+    def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyOutcome:
+    """What a study ends with. `front` holds trial numbers; `exhausted` says that no untried config was left."""
+
+    study: StudyRecord
+    trials: tuple[Trial, ...]
+    front: tuple[int, ...]
+    pick: Pick | None
+    exhausted: bool
+
+
+@dataclass(slots=True)
+class StudyRun:
+    """One run of a study in this process.
+
+    Attributes:
+        clock: seconds on the engine's clock; durations only.
+        sleep: waits between attempts; virtual engines pass one that returns at once.
+    """
+
+    plan: StudyPlan
+    study: StudyRecord
+    store: Store
+    folder: StudyFolder
+    engine: Engine
+    proposer: Proposer
+    projection: Projection
+    observer: StudyObserver
+    clock: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    feasible: frozenset[Config] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.feasible = frozenset(self.plan.feasible)
+
+    async def run(self) -> StudyOutcome:
+        """Until the target is reached or no untried config is left.
+
+        Raises:
+            StudyFatal: no config can cure what happened; everything so far is kept.
+        """
+        self.projection.sync(self.study.name)
+        await self._finish_interrupted()
+        exhausted = False
+        while self._counted() < self.study.target_trials:
+            chosen = self._next()
+            if chosen is None:
+                exhausted = True
+                self.observer.note("every config of the space that can start here has been tried")
+                break
+            await self._perform(*chosen)
+        await self._repeat()
+        self.store.set_study_state(self.study.name, StudyState.FINISHED)
+        trials = self._trials()
+        return StudyOutcome(
+            study=self.study,
+            trials=trials,
+            front=front_of(trials),
+            pick=self._pick(trials),
+            exhausted=exhausted,
+        )
+
+    # --- which config is next ---------------------------------------------------------------------------------------
+
+    def _next(self) -> tuple[Config, Origin] | None:
+        trials = self._trials()
+        if not trials:
+            return self.plan.baseline, Origin.BASELINE
+        tried = {self.plan.effective(trial.config) for trial in trials}
+        for config in self.plan.starting_points:
+            if self.plan.effective(config) not in tried:
+                return config, Origin.ENQUEUED
+        proposed = self.proposer.propose(
+            [replace(trial, config=self.plan.within_space(trial.config)) for trial in trials],
+            is_allowed=lambda config: (
+                config in self.feasible and self.plan.effective(self.plan.complete(config)) not in tried
+            ),
+        )
+        return None if proposed is None else (self.plan.complete(proposed), Origin.SAMPLER)
+
+    def _pick(self, trials: Sequence[Trial]) -> Pick | None:
+        return pick(trials, rule=self.plan.pick_rule, slo=self.plan.slo)
+
+    def _trials(self) -> tuple[Trial, ...]:
+        return self.store.trials(self.study.name)
+
+    def _counted(self) -> int:
+        return sum(
+            1
+            for trial in self._trials()
+            if trial.result is not None
+            and trial.result.outcome in COUNTED_OUTCOMES
+            and trial.origin is not Origin.REPEAT
+        )
+
+    async def _repeat(self) -> None:
+        """Launch the baseline and the pick again, to see drift and noise."""
+        for _ in range(self.plan.recipe.repeats):
+            trials = self._trials()
+            chosen = self._pick(trials)
+            wanted = [0] if chosen is None else sorted({0, chosen.number})
+            for number in wanted:
+                original = next((trial for trial in trials if trial.number == number), None)
+                if original is None or not original.measured:
+                    continue
+                done = sum(1 for trial in self._trials() if trial.repeat_of == number)
+                if done < self.plan.recipe.repeats:
+                    await self._perform(original.config, Origin.REPEAT, repeat_of=number)
+
+    # --- one trial --------------------------------------------------------------------------------------------------
+
+    async def _finish_interrupted(self) -> None:
+        """Trials that a killed tuner left without an end are launched again under their own number."""
+        for trial in self._trials():
+            if trial.result is None:
+                self.observer.note(f"trial {trial.number} was interrupted and is launched again")
+                await self._attempts(trial)
+
+    async def _perform(self, config: Config, origin: Origin, repeat_of: int | None = None) -> None:
+        trial = self.store.begin_trial(
+            self.study.name,
+            number=len(self._trials()),
+            config=config,
+            origin=origin,
+            gpus=self.plan.gpus_of(config),
+            repeat_of=repeat_of,
+        )
+        await self._attempts(trial)
+
+    async def _attempts(self, trial: Trial) -> None:
+        """Launch a trial until it has an end that counts; faults of the environment are retried, boundedly."""
+        self.observer.trial_started(trial, counted=self._counted(), target=self.study.target_trials)
+        kinds = self._earlier_faults(trial)
+        while True:
+            attempt, run = await self._attempt(trial)
+            failure = run.result.failure
+            if run.result.outcome is not Outcome.FAULTED or failure is None:
+                break
+            kinds.append(failure.kind)
+            if failure.kind in STUDY_FATAL_CLASSES or len(kinds) >= self.plan.recipe.attempts:
+                break
+            self.store.fault_attempt(self.study.name, trial.number, attempt, run.result)
+            why = failure.line or "no line of its log says why"
+            self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
+            await self.sleep(min(60.0, 5.0 * 2 ** (len(kinds) - 1)))
+        self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
+
+    def _earlier_faults(self, trial: Trial) -> list[FailureClass]:
+        """What spoilt this trial's attempts before this tuner was started."""
+        attempts = self.store.attempts(self.study.name, trial.number)
+        failures = [a.result.failure for a in attempts if a.state is AttemptState.FAULTED and a.result]
+        return [failure.kind for failure in failures if failure]
+
+    def _finish(self, trial: Trial, result: TrialResult) -> None:
+        finished = self.store.finish_trial(self.study.name, trial.number, result)
+        self.projection.sync(self.study.name)
+        self.observer.trial_ended(finished, self._trials())
+        failure = result.failure
+        if failure is not None and failure.kind in STUDY_FATAL_CLASSES:
+            raise StudyFatal(
+                f"trial {trial.number} ended with {failure.kind}, which no config can cure: "
+                f"{failure.line or 'see server.log'}",
+                hint=" ".join(failure.remedies[:2]),
+            )
+
+    async def _attempt(self, trial: Trial) -> tuple[int, TrialRun]:
+        name, recipe = self.study.name, self.plan.recipe
+        number = len(self.store.attempts(name, trial.number)) + 1
+        directory = self.folder.attempt(trial.number, number)
+        attempt = self.store.begin_attempt(name, trial.number, directory=directory)
+        load = self.plan.load_for(self.store.get_load_plan(name))
+        order = TrialOrder(
+            number=trial.number,
+            launch=LaunchPlan(
+                model=recipe.model,
+                config=trial.config,
+                gpu_indices=self.plan.lease(trial.gpus),
+                extra_args=recipe.extra_args,
+                directory=directory,
+                start_deadline_s=recipe.start_deadline_s,
+                stall_deadline_s=recipe.stall_deadline_s,
+            ),
+            workload=self.plan.workload,
+            load=load,
+            fixed_load=self.plan.fixed_load,
+            gpus=max(1, trial.gpus),
+            seed=recipe.seed,
+            level_deadline_s=recipe.level_deadline_s,
+            slo_ttft_s=self.plan.slo.limit_s if self.plan.slo else None,
+        )
+        recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
+        try:
+            run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
+        except asyncio.CancelledError:
+            self.store.interrupt_attempt(name, trial.number, attempt)
+            raise
+        if run.argv:
+            self.store.record_argv(name, trial.number, attempt, run.argv)
+        if self.store.get_load_plan(name) is None and run.load and run.result.outcome is Outcome.MEASURED:
+            self.store.set_load_plan(name, run.load)
+            self.observer.note(_describe_load(run.load))
+        return attempt, run
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Stores what an attempt does, and shows it."""
+
+    run: StudyRun
+    number: int
+    attempt: int
+    _phase: Phase = Phase.WAITING
+
+    def phase(self, phase: Phase, elapsed_s: float) -> None:
+        self._phase = phase
+        self.run.store.record_phase(
+            self.run.study.name,
+            self.number,
+            self.attempt,
+            phase,
+            at_utc=datetime.now(UTC),
+            elapsed_s=elapsed_s,
+            clock=self.run.engine.clock,
+        )
+        self.run.observer.phase(phase, "")
+
+    def identity(self, identity: ServerIdentity) -> None:
+        self.run.store.record_identity(self.run.study.name, self.number, self.attempt, identity)
+
+    def milestone(self, milestone: Milestone) -> None:
+        self.run.observer.phase(self._phase, milestone.name)
+
+    def level(self, level: LoadLevel) -> None:
+        self.run.observer.phase(self._phase, level.name)
+
+
+def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -> TrialResult:
+    """A crash or hang that every attempt repeated is the config's own: infeasible, so that the sampler learns it."""
+    same = len(kinds) >= max(2, attempts) and len(set(kinds)) == 1 and kinds[0] in REPRODUCED
+    return replace(result, outcome=Outcome.INFEASIBLE) if same else result
+
+
+def _describe_load(load: LoadPlan) -> str:
+    capacity = (
+        "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.1f} requests/s per GPU)"
+    )
+    return (
+        f"load fixed for the study: {load.concurrency_per_gpu} at once for throughput, "
+        f"{load.rate_rps_per_gpu:.2f} requests/s Poisson for TTFT, per GPU used{capacity}"
+    )

@@ -1,0 +1,334 @@
+"""The shell that performs one attempt of one trial: launch, warm up, drive the levels, stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from autotune.engine.base import (
+    DriveResult,
+    Engine,
+    LaunchFailed,
+    LaunchPlan,
+    Milestone,
+    Server,
+    ServerDied,
+    ServerIdentity,
+)
+from autotune.load.datasets import plan_requests
+from autotune.load.measure import is_valid, summarise
+from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_point
+from autotune.load.ramp import load_plan as plan_load
+from autotune.load.records_file import level_path, write_records
+from autotune.load.workloads import Workload
+from autotune.records import (
+    INFEASIBLE_CLASSES,
+    Arrivals,
+    Caveat,
+    ClockKind,
+    Failure,
+    FailureClass,
+    LevelRole,
+    LoadLevel,
+    LoadPlan,
+    Measurement,
+    Outcome,
+    Phase,
+    ServerFacts,
+    TrialResult,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedLoad:
+    """What the operator fixed of the load, per GPU used, in the words of `LoadPlan`; None is left to the ramp."""
+
+    concurrency_per_gpu: int | None = None
+    rate_rps_per_gpu: float | None = None
+    throughput_requests_per_gpu: int | None = None
+    ttft_requests_per_gpu: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOrder:
+    """What one attempt has to do.
+
+    Attributes:
+        load: the study's two levels; None when this attempt has to find them (the baseline).
+        fixed_load: replaces what the ramp finds; used only when `load` is None.
+        gpus: GPUs the config uses, at least 1; the levels are scaled by it.
+        seed: the study's; with `number` it seeds the prompts' content.
+    """
+
+    number: int
+    launch: LaunchPlan
+    workload: Workload
+    load: LoadPlan | None
+    gpus: int
+    seed: int
+    level_deadline_s: float
+    fixed_load: FixedLoad = FixedLoad()
+    slo_ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """What came out; `load` is the plan the levels were driven with, None when none was reached."""
+
+    result: TrialResult
+    load: LoadPlan | None
+    argv: tuple[str, ...] = ()
+
+
+class TrialObserver(Protocol):
+    """Told everything as it happens; the study stores it. Must not block for long."""
+
+    def phase(self, phase: Phase, elapsed_s: float) -> None: ...
+
+    def identity(self, identity: ServerIdentity) -> None: ...
+
+    def milestone(self, milestone: Milestone) -> None: ...
+
+    def level(self, level: LoadLevel) -> None: ...
+
+
+class _Timeline:
+    """Phases and their durations on the engine's clock."""
+
+    def __init__(self, clock: Callable[[], float], observer: TrialObserver) -> None:
+        self._clock, self._observer = clock, observer
+        self._start = clock()
+        self._entered = self._start
+        self._current: Phase | None = None
+        self._seconds: list[tuple[Phase, float]] = []
+
+    def enter(self, phase: Phase) -> None:
+        now = self._clock()
+        if self._current is not None:
+            self._seconds.append((self._current, now - self._entered))
+        self._current, self._entered = phase, now
+        self._observer.phase(phase, now - self._start)
+
+    @property
+    def seconds(self) -> tuple[tuple[Phase, float], ...]:
+        return tuple(self._seconds)
+
+
+class _LevelFailed(Exception):
+    """A level ended in a way that makes its figures worthless."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.line)
+        self.failure = failure
+
+
+async def run_trial(
+    engine: Engine, order: TrialOrder, *, clock: Callable[[], float], observer: TrialObserver
+) -> TrialRun:
+    """Perform one attempt. Never raises for what a server does; cancellation stops the server, then propagates."""
+    timeline = _Timeline(clock, observer)
+    timeline.enter(Phase.LAUNCHING)
+    try:
+        server = await engine.launch(order.launch, on_identity=observer.identity, on_milestone=observer.milestone)
+    except LaunchFailed as failed:
+        timeline.enter(Phase.ENDED)
+        return TrialRun(
+            result=_ended(failed.failure, engine.clock, timeline, facts=failed.facts),
+            load=order.load,
+        )
+    session = _Session(engine.clock, server, order, timeline, observer)
+    failure: Failure | None = None
+    try:
+        await session.measure()
+    except ServerDied as died:
+        failure = died.failure
+    except _LevelFailed as failed:
+        failure = failed.failure
+    finally:
+        timeline.enter(Phase.STOPPING)
+        caveats = await _stop(server)
+        timeline.enter(Phase.ENDED)
+    result = _ended(
+        failure, engine.clock, timeline, facts=server.facts, measurements=tuple(session.measurements), caveats=caveats
+    )
+    return TrialRun(result=result, load=session.load, argv=server.argv)
+
+
+def outcome_of(failure: Failure | None) -> Outcome:
+    """What a failure means for the trial: infeasible teaches the sampler, faulted does not."""
+    if failure is None:
+        return Outcome.MEASURED
+    return Outcome.INFEASIBLE if failure.kind in INFEASIBLE_CLASSES else Outcome.FAULTED
+
+
+def _ended(
+    failure: Failure | None,
+    clock: ClockKind,
+    timeline: _Timeline,
+    *,
+    facts: ServerFacts | None,
+    measurements: tuple[Measurement, ...] = (),
+    caveats: tuple[Caveat, ...] = (),
+) -> TrialResult:
+    return TrialResult(
+        outcome=outcome_of(failure),
+        clock=clock,
+        simulated=clock is ClockKind.VIRTUAL or bool(facts and facts.simulated),
+        failure=failure,
+        facts=facts,
+        measurements=measurements,
+        phase_seconds=timeline.seconds,
+        caveats=caveats,
+    )
+
+
+async def _stop(server: Server) -> tuple[Caveat, ...]:
+    """Stop the server to the end, even when this task is being cancelled meanwhile."""
+    try:
+        await _uninterrupted(server.stop())
+    except LaunchFailed as failed:
+        return (
+            Caveat(
+                code="gpu_not_free",
+                text=failed.failure.line or "GPU memory did not return to its baseline after the stop",
+                remedy="Look at `nvidia-smi` for what still holds the GPU; the next launch waits for it.",
+            ),
+        )
+    return ()
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+        except Exception:  # noqa: BLE001 - it is raised again from task.result() just below
+            break
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+class _Session:
+    """The load side of one attempt: which levels, in which order, and what they showed."""
+
+    def __init__(
+        self, clock: ClockKind, server: Server, order: TrialOrder, timeline: _Timeline, observer: TrialObserver
+    ) -> None:
+        self._clock, self._server, self._order = clock, server, order
+        self._timeline, self._observer = timeline, observer
+        self.measurements: list[Measurement] = []
+        self.load = order.load
+
+    async def measure(self) -> None:
+        """Warm up, find the load where it is not known yet, then the two levels, busiest first."""
+        order = self._order
+        self._timeline.enter(Phase.WARMING)
+        if order.load is None:
+            await self._warm_up(order.workload.start_concurrency * order.gpus)
+            self._timeline.enter(Phase.MEASURING)
+            self.load = _fixed_over(await self._find_load(), order.fixed_load)
+            _, *levels = plan_levels(self.load, order.gpus, seed=self._seed(2))
+        else:
+            warmup, *levels = plan_levels(order.load, order.gpus, seed=self._seed(2))
+            await self._warm_up(warmup.concurrency or 1, warmup.requests)
+            self._timeline.enter(Phase.MEASURING)
+        for level in levels:
+            await self._drive(level)
+
+    async def _warm_up(self, concurrency: int, requests: int | None = None) -> None:
+        """At least as many requests as run at once; what they show is thrown away."""
+        level = LoadLevel(
+            name="warmup",
+            role=LevelRole.WARMUP,
+            arrivals=Arrivals.CLOSED,
+            concurrency=concurrency,
+            requests=max(concurrency, requests or 0),
+            seed=self._seed(1),
+        )
+        _, measurement = await self._run(level)
+        if not is_valid(measurement):
+            raise _LevelFailed(_level_failure(measurement))
+
+    async def _find_load(self) -> LoadPlan:
+        order = self._order
+        limit = order.workload.max_concurrency * order.gpus
+        points: list[RampPoint] = []
+        while (
+            concurrency := next_concurrency(points, limit, start=order.workload.start_concurrency, gpus=order.gpus)
+        ) is not None:
+            point = ramp_point(await self._drive(ramp_level(concurrency, seed=self._seed(100 + concurrency))))
+            if point is None:
+                break
+            points.append(point)
+        if not points:
+            raise _LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
+        return plan_load(points, order.workload, order.gpus)
+
+    async def _drive(self, level: LoadLevel) -> Measurement:
+        driven, measurement = await self._run(level)
+        path = level_path(self._order.launch.directory, level)
+        await asyncio.to_thread(
+            write_records, path, level, self._clock, driven.records, driven.duration_s, driven.server
+        )
+        self.measurements.append(measurement)
+        if not is_valid(measurement):
+            raise _LevelFailed(_level_failure(measurement))
+        return measurement
+
+    async def _run(self, level: LoadLevel) -> tuple[DriveResult, Measurement]:
+        order = self._order
+        self._observer.level(level)
+        requests = plan_requests(order.workload, level, trial_salt=order.number)
+        driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s)
+        measurement = await asyncio.to_thread(
+            summarise,
+            level,
+            driven.records,
+            driven.duration_s,
+            self._clock,
+            order.slo_ttft_s,
+            driven.server,
+            shared_tokens_per_request=order.workload.shared_tokens_per_request,
+        )
+        return driven, measurement
+
+    def _seed(self, purpose: int) -> int:
+        """Of a level: its own for every purpose of a study; trials differ by their salt."""
+        return (self._order.seed * 1_000_003 + purpose) % 2**32
+
+
+def _fixed_over(found: LoadPlan, fixed: FixedLoad) -> LoadPlan:
+    """What the operator fixed replaces what the ramp found."""
+    said = {name: value for name, value in asdict(fixed).items() if value is not None}
+    return replace(found, **said)
+
+
+def _level_failure(measurement: Measurement) -> Failure:
+    """What a level with too many failed requests says about the config."""
+    errors = ", ".join(f"{kind} x{count}" for kind, count in measurement.errors)
+    line = f"level {measurement.level.name}: {measurement.failed} of {measurement.planned} requests failed ({errors})"
+    kinds = {kind for kind, _ in measurement.errors}
+    if kinds and kinds <= {"http_4xx"}:
+        return Failure(
+            kind=FailureClass.INVALID_COMBINATION,
+            line=line,
+            remedies=("Raise --max-model-len (or leave it out): the server refuses requests of this workload.",),
+        )
+    if kinds and kinds <= {"deadline", "stalled"}:
+        return Failure(
+            kind=FailureClass.HANG,
+            line=line,
+            remedies=("Raise level_deadline_s if the node is slow; else look in server.log for where it stopped.",),
+        )
+    return Failure(kind=FailureClass.CRASH, line=line, remedies=("Look in server.log for the first exception.",))

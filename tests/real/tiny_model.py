@@ -1,0 +1,60 @@
+"""Makes the tiny random-weight Llama that a real vLLM serves with `--load-format dummy`: config and tokenizer, no weights.
+
+The tokenizer is word level, one word a token id (`w4 w5 ...`), other words become one unknown token each: prompt lengths
+come out exactly, and the repository carries no weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+VOCABULARY = 1024
+MAX_POSITIONS = 2048
+
+# head_dim 32 is the least that vLLM's CPU attention kernels serve; with 16 the server starts and dies at the first token.
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": MAX_POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+
+
+def make_tiny_model(directory: Path) -> Path:
+    """Write the model's folder and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    special = {"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3}
+    words = {f"w{i}": i for i in range(len(special), VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel({**special, **words}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "model_max_length": MAX_POSITIONS,
+        "chat_template": TEMPLATE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
+    (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return directory

@@ -18,10 +18,10 @@ from autotune.records import (
     Estimate,
     LevelRole,
     Node,
-    Outcome,
     Phase,
     ServerFacts,
     Trial,
+    TrialResult,
     Value,
 )
 
@@ -167,26 +167,11 @@ def deployment_from(
         NotPromotable: not measured, or simulated without `allow_simulated`, or of an unknown vLLM version.
         InvalidOption: a value that no target could render safely.
     """
-    result = trial.result
-    if result is None or result.outcome is not Outcome.MEASURED or not trial.measured:
-        ended = "still running" if result is None else str(result.outcome)
-        raise NotPromotable(
-            f"trial {trial.number} of study {study.name!r} was not measured ({ended})",
-            hint="Promote a trial of the front: `autotune pareto STUDY` shows it.",
-        )
-    simulated = result.simulated or study.node.simulated
-    if simulated and not allow_simulated:
-        raise NotPromotable(
-            f"trial {trial.number} of study {study.name!r} is simulated: no server was ever measured",
-            hint="Run the study on the node with --engine process; or, to look at the files only, --allow-simulated.",
-        )
+    result, simulated = _promotable(study, trial, allow_simulated=allow_simulated)
     told = result.facts.vllm_version if result.facts else None
-    version = vllm_version or told or (ASSUMED_VLLM_VERSION if simulated else None)
-    if version is None or not _VERSION.match(version):
-        raise NotPromotable(
-            f"trial {trial.number} of study {study.name!r}: vLLM version {version!r} is not one that can be pinned",
-            hint="Say which vLLM was measured with --vllm-version, e.g. 0.32.0.",
-        )
+    if simulated and told is not None and not _VERSION.match(told):
+        told = None  # a simulated server may call itself anything
+    version = _pinned_version(vllm_version or told, simulated=simulated, study=study.name, trial=trial.number)
     if not 1 <= port <= 65535:
         raise InvalidOption("--port", port, "1..65535")
     flags, environment, secrets = split_parameters(study.fixed, trial.config)
@@ -212,23 +197,79 @@ def deployment_from(
         port=port,
         bind=bind,
         image=image or official_image(version, gpus=gpus),
-        provenance=Provenance(
+        provenance=_provenance(
+            study,
+            trial,
             autotune_version=autotune_version,
-            study=study.name,
-            workload=study.workload,
-            trial=trial.number,
-            config_hash=trial.config.hash,
-            node=study.node.name,
             created_at=created_at,
             simulated=simulated,
             version_measured=vllm_version is None and told is not None,
-            output_tok_s=trial.output_tok_s,
-            output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
-            ttft_p95_s=trial.ttft_p95_s,
-            resolved=result.facts,
-            caveats=tuple(caveat.text for caveat in _caveats(trial)),
         ),
     )
+
+
+def _provenance(
+    study: StudyFacts,
+    trial: Trial,
+    *,
+    autotune_version: str,
+    created_at: datetime,
+    simulated: bool,
+    version_measured: bool,
+) -> Provenance:
+    return Provenance(
+        autotune_version=autotune_version,
+        study=study.name,
+        workload=study.workload,
+        trial=trial.number,
+        config_hash=trial.config.hash,
+        node=study.node.name,
+        created_at=created_at,
+        simulated=simulated,
+        version_measured=version_measured,
+        output_tok_s=trial.output_tok_s,
+        output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
+        ttft_p95_s=trial.ttft_p95_s,
+        resolved=trial.result.facts if trial.result else None,
+        caveats=tuple(caveat.text for caveat in _caveats(trial)),
+    )
+
+
+def _promotable(study: StudyFacts, trial: Trial, *, allow_simulated: bool) -> tuple[TrialResult, bool]:
+    """The result of a trial that may be promoted, and whether it is simulated.
+
+    Raises:
+        NotPromotable: not measured, or simulated without leave.
+    """
+    result = trial.result
+    if result is None or not trial.measured:
+        ended = "still running" if result is None else str(result.outcome)
+        raise NotPromotable(
+            f"trial {trial.number} of study {study.name!r} was not measured ({ended})",
+            hint="Promote a trial of the front: `autotune pareto STUDY` shows it.",
+        )
+    simulated = result.simulated or study.node.simulated
+    if simulated and not allow_simulated:
+        raise NotPromotable(
+            f"trial {trial.number} of study {study.name!r} is simulated: no server was ever measured",
+            hint="Run the study on the node with --engine process; or, to look at the files only, --allow-simulated.",
+        )
+    return result, simulated
+
+
+def _pinned_version(version: str | None, *, simulated: bool, study: str, trial: int) -> str:
+    """The version to pin; a simulated trial may lack one.
+
+    Raises:
+        NotPromotable: none is known, or it is no version.
+    """
+    pinned = version or (ASSUMED_VLLM_VERSION if simulated else None)
+    if pinned is None or not _VERSION.match(pinned):
+        raise NotPromotable(
+            f"trial {trial} of study {study!r}: vLLM version {pinned!r} is not one that can be pinned",
+            hint="Say which vLLM was measured with --vllm-version, e.g. 0.32.0.",
+        )
+    return pinned
 
 
 def version_of(version: str) -> tuple[int, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from autotune.promote.command import serve_argv
 from autotune.promote.container import cache_environment
 from autotune.promote.manifest import Deployment
-from autotune.promote.quoting import comment_text, slug, systemd_word
+from autotune.promote.quoting import slug, systemd_word
 from autotune.promote.rendering import RenderedFile, stamped
 from autotune.promote.targets.shell import environment
 from autotune.promote.timing import stop_budget_s
@@ -18,7 +20,8 @@ def render(deployment: Deployment) -> tuple[RenderedFile, ...]:
     """One unit file."""
     name = slug(deployment.name)
     usage = (
-        f"Install: copy to /etc/systemd/system/{name}.service, then systemctl daemon-reload && systemctl enable --now {name}",
+        f"Install: copy to /etc/systemd/system/{name}.service, then",
+        f"  systemctl daemon-reload && systemctl enable --now {name}",
         f"Secrets: NAME=value lines in /etc/vllm/{name}.env, owned by root with mode 0600.",
         "A virtual environment or model below a private home needs User= and ProtectHome=no instead of DynamicUser=.",
     )
@@ -29,7 +32,8 @@ def _unit(deployment: Deployment, name: str) -> str:
     cache = {**cache_environment(f"/var/cache/{name}"), **dict(environment(deployment))}
     cache.setdefault("PATH", "/opt/vllm/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     variables = [f"Environment={systemd_word(f'{key}={value}', dollars=False)}" for key, value in cache.items()]
-    described = systemd_word(comment_text(f"vLLM {deployment.model}"), dollars=False)[1:-1]
+    # Not a quoted value: a backslash would continue the line, a percent sign is a specifier.
+    described = re.sub(r"[^\w ./:+@-]", "?", f"vLLM {deployment.model}")
     return "\n".join(
         [
             "[Unit]",

@@ -50,6 +50,10 @@ def test_an_unknown_version_is_refused_when_real_and_assumed_when_simulated() ->
     assert deployment(trial(facts=silent), vllm_version="0.20.1").vllm_version == "0.20.1"
     assumed = deployment(trial(facts=silent, simulated=True), allow_simulated=True)
     assert not assumed.provenance.version_measured
+    named = deployment(trial(facts=ServerFacts(vllm_version="simulated"), simulated=True), allow_simulated=True)
+    assert named.vllm_version == assumed.vllm_version
+    with pytest.raises(NotPromotable, match="'latest'"):
+        deployment(vllm_version="latest")
     assert deployment().provenance.version_measured
 
 

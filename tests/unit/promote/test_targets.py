@@ -115,6 +115,7 @@ def test_yaml_targets_hold_the_exact_command(text: str) -> None:
 
 @given(TEXTS)
 @example(NASTY)
+@example("\\")
 def test_systemd_starts_the_exact_command(text: str) -> None:
     made = hostile(text)
     unit = unit_of(made)

@@ -1,0 +1,208 @@
+"""The parts of `autotune show`: what one trial ran, how long it took, what was measured and what the server said."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autotune.records import Failure, Latency, Measurement, ServerFacts, Trial
+from autotune.report.grid import add, column, grid, pairs, titled, unbroken
+from autotune.report.json_view import caveats_of
+from autotune.report.tables import heading
+from autotune.report.view import StudyView
+from autotune.report.wording import (
+    MISSING,
+    ending,
+    latency,
+    number,
+    printable,
+    rate,
+    seconds,
+    settings,
+    share,
+)
+from autotune.units import format_bytes
+
+
+def trial_detail(view: StudyView, trial: Trial, *, serve_line: str | None = None, log_path: str | None = None) -> Group:
+    """All the evidence of one trial.
+
+    Args:
+        view: the study it belongs to.
+        trial: running, measured or failed.
+        serve_line: a ready `vllm serve` line, quoted for bash on one line.
+        log_path: of the server's log.
+    """
+    return Group(heading(view), *_sections(view, trial, serve_line, log_path))
+
+
+def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: str | None) -> list[RenderableType]:
+    """Sections in reading order; one without content is left out."""
+    mark = " (simulated)" if trial.result and trial.result.simulated else ""
+    parts: list[RenderableType] = [_summary(view, trial, mark, log_path)]
+    if serve_line:
+        parts.append(Group(Text("Serve it", style="bold"), unbroken(printable(serve_line)), Text()))
+    result = trial.result
+    if result is None:
+        return parts
+    if result.failure:
+        parts.append(_failure(result.failure))
+    if result.measurements:
+        parts.append(_levels(result.measurements, mark))
+        parts.append(_server_said(result.measurements, mark))
+    if result.facts:
+        parts.append(_resolved(result.facts, mark))
+    if result.phase_seconds:
+        spent = pairs()
+        for phase, value_s in result.phase_seconds:
+            add(spent, str(phase), seconds(value_s))
+        parts.append(titled(f"Time spent ({result.clock} clock)", spent))
+    caveats = caveats_of(trial)
+    if caveats:
+        doubts = pairs()
+        for caveat in caveats:
+            add(doubts, printable(caveat.code), Text(f"{printable(caveat.text)} → {printable(caveat.remedy)}"))
+        parts.append(titled("Doubts", doubts))
+    return parts
+
+
+def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> Group:
+    table = pairs()
+    add(table, "outcome", ending(trial))
+    roles = [
+        *(["pick"] if view.pick and view.pick.number == trial.number else []),
+        *(["on the front"] if trial.number in view.front else []),
+        *(["baseline"] if view.baseline == trial.number else []),
+        *([f"repeat of {trial.repeat_of}"] if trial.repeat_of is not None else []),
+    ]
+    if roles:
+        add(table, "place", ", ".join(roles))
+    add(table, "config", f"{trial.config.hash}, proposed by {trial.origin}, attempts: {trial.attempts}")
+    add(table, "settings", Text("\n".join(settings(trial.config)) or "vLLM's defaults"))
+    add(table, "GPUs", str(trial.gpus))
+    add(table, f"throughput{mark}", f"{rate(trial.output_tok_s)} tok/s, per GPU {rate(trial.output_tok_s_per_gpu)}")
+    add(table, f"TTFT p95{mark}", latency(trial.ttft_p95_s))
+    add(table, "log", Text(printable(log_path) if log_path else MISSING))
+    return titled(f"Trial {trial.number}{mark}", table)
+
+
+def _failure(failure: Failure) -> Group:
+    table = pairs()
+    add(table, "class", str(failure.kind))
+    add(table, "line", Text(printable(failure.line) if failure.line else "no line of the log says it"))
+    for name, value in failure.facts:
+        add(table, printable(name), printable(str(value)))
+    if failure.exit_status is not None:
+        add(table, "exit status", str(failure.exit_status))
+    for place, remedy in enumerate(failure.remedies, start=1):
+        add(table, f"remedy {place}", printable(remedy))
+    return titled("What went wrong", table)
+
+
+def _levels(measurements: tuple[Measurement, ...], mark: str) -> Group:
+    """One column a level, one row a figure."""
+    table = grid()
+    column(table, "")
+    for measured in measurements:
+        column(table, f"{printable(measured.level.name)} ({_offered(measured)})", right=True)
+    rows = [
+        ("requests ok / failed", [f"{m.completed} / {m.failed}" for m in measurements]),
+        ("measured over", [f"{seconds(m.steady_s)} of {seconds(m.duration_s)}" for m in measurements]),
+        ("output tok/s", [rate(m.output_tok_s) for m in measurements]),
+        ("total tok/s", [rate(m.total_tok_s) for m in measurements]),
+        ("requests/s", [rate(m.request_rps, digits=2) for m in measurements]),
+        ("goodput requests/s", [rate(m.goodput_rps, digits=2) for m in measurements]),
+        *_latency_rows("TTFT", [m.ttft_s for m in measurements]),
+        *_latency_rows("TPOT", [m.tpot_s for m in measurements]),
+        *_latency_rows("ITL", [m.itl_s for m in measurements]),
+        *_latency_rows("E2E", [m.e2e_s for m in measurements]),
+    ]
+    for name, cells in rows:
+        if any(cell != MISSING for cell in cells):
+            add(table, name, *cells)
+    errors = [", ".join(f"{count} {printable(kind)}" for kind, count in m.errors) or MISSING for m in measurements]
+    if any(m.errors for m in measurements):
+        add(table, "errors", *errors)
+    return titled(f"Figures with 95 % intervals{mark}", table)
+
+
+def _latency_rows(name: str, found: list[Latency | None]) -> list[tuple[str, list[str]]]:
+    return [
+        (f"{name} p50", [latency(at.p50 if at else None) for at in found]),
+        (f"{name} p95", [latency(at.p95 if at else None) for at in found]),
+        (f"{name} p99", [latency(at.p99 if at else None) for at in found]),
+    ]
+
+
+def _offered(measured: Measurement) -> str:
+    level = measured.level
+    if level.concurrency is not None:
+        return f"{level.concurrency} in flight"
+    if level.rate_rps is not None:
+        return f"{level.arrivals} {level.rate_rps:.3g}/s"
+    return str(level.arrivals)
+
+
+def _server_said(measurements: tuple[Measurement, ...], mark: str) -> Group:
+    table = grid()
+    column(table, "level", at_least=max(len(measured.level.name) for measured in measurements))
+    for head in ("preemptions", "prefix hits", "queue mean", "KV max", "running max", "waiting max"):
+        column(table, head, right=True)
+    for measured in measurements:
+        said = measured.server
+        add(
+            table,
+            printable(measured.level.name),
+            number(said.preemptions if said else None),
+            share(said.prefix_hit_share if said else None),
+            seconds(said.queue_time_mean_s if said else None),
+            share(said.kv_usage_max if said else None),
+            number(said.running_max if said else None),
+            number(said.waiting_max if said else None),
+        )
+    return titled(f"What the server counted{mark}", table)
+
+
+def _resolved(facts: ServerFacts, mark: str) -> Group:
+    """Settings as the server resolved them; what it did not say is `-`."""
+    table = pairs()
+    rows = [
+        ("vLLM", facts.vllm_version),
+        ("KV cache", f"{facts.kv_cache_tokens:,} tokens" if facts.kv_cache_tokens is not None else None),
+        ("KV memory", _bytes(facts.available_kv_bytes)),
+        ("maximum concurrency", f"{facts.max_concurrency:.2f}x" if facts.max_concurrency is not None else None),
+        ("weights", _bytes(facts.weights_bytes)),
+        ("max-model-len", _text(facts.max_model_len)),
+        ("max-num-seqs", _text(facts.max_num_seqs)),
+        ("max-num-batched-tokens", _text(facts.max_num_batched_tokens)),
+        ("gpu-memory-utilization", _text(facts.gpu_memory_utilization)),
+        ("dtype", facts.dtype),
+        ("kv-cache-dtype", facts.kv_cache_dtype),
+        ("attention backend", facts.attention_backend),
+        ("prefix caching", _switch(facts.prefix_caching)),
+        ("chunked prefill", _switch(facts.chunked_prefill)),
+        ("start", _parts(facts)),
+    ]
+    for name, value in rows:
+        add(table, name, Text(printable(value) if value is not None else MISSING))
+    return titled(f"Resolved by the server{mark}", table)
+
+
+def _parts(facts: ServerFacts) -> str | None:
+    if facts.startup_s is None:
+        return None
+    parts = [("load", facts.load_s), ("compile", facts.compile_s), ("graph capture", facts.graph_capture_s)]
+    said = ", ".join(f"{name} {seconds(value)}" for name, value in parts if value is not None)
+    return f"{seconds(facts.startup_s)} ({said})" if said else seconds(facts.startup_s)
+
+
+def _bytes(value: int | None) -> str | None:
+    return None if value is None else format_bytes(value)
+
+
+def _text(value: float | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _switch(value: bool | None) -> str | None:
+    return None if value is None else ("on" if value else "off")

@@ -1,0 +1,319 @@
+"""The picture of a front: throughput per GPU against p95 TTFT, as PNG or SVG, the same bytes for the same study.
+
+matplotlib's object API only: pyplot keeps figures alive and picks a display. matplotlib is slow to import, so nothing
+imports this module but a command that was asked for a picture.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from autotune.records import Estimate, Outcome, Trial
+from autotune.report.view import StudyView
+from autotune.report.wording import gain, printable
+from autotune.units import format_seconds
+
+WIDTH_IN, HEIGHT_IN, DPI = 9.0, 5.8, 144
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """Colours of a picture; `paper` is None for a transparent one."""
+
+    name: str
+    paper: str | None
+    ink: str
+    faint: str
+    grid: str
+    front: str
+    baseline: str
+    pick: str
+    limit: str
+
+
+LIGHT = Theme(
+    name="light",
+    paper="#ffffff",
+    ink="#1f2733",
+    faint="#687384",
+    grid="#e6e9ee",
+    front="#2563c9",
+    baseline="#b45f06",
+    pick="#137a46",
+    limit="#c0362c",
+)
+DARK = Theme(
+    name="dark",
+    paper=None,
+    ink="#e6e9ee",
+    faint="#8f99a8",
+    grid="#323a46",
+    front="#78aaff",
+    baseline="#f0a95b",
+    pick="#55cf8e",
+    limit="#ff8579",
+)
+
+
+def png_bytes(view: StudyView) -> bytes:
+    """The front as PNG."""
+    with mpl.rc_context(_settings(LIGHT)):
+        figure = _draw(view, LIGHT)
+        FigureCanvasAgg(figure)
+        stream = io.BytesIO()
+        figure.savefig(stream, format="png", dpi=DPI, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def svg_text(view: StudyView, theme: Theme = LIGHT) -> str:
+    """The front as SVG; text stays text, without a date and with stable ids."""
+    with mpl.rc_context(_settings(theme)):
+        figure = _draw(view, theme)
+        FigureCanvasSVG(figure)
+        stream = io.StringIO()
+        unset = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(stream, format="svg", metadata=unset, transparent=theme.paper is None)
+    return stream.getvalue()
+
+
+def description(view: StudyView) -> str:
+    """The picture in words, for those who do not see it."""
+    front = view.front_trials
+    if not front:
+        return "No trial was measured yet."
+    fast, most = front[0], front[-1]
+    mark = "Simulated. " if view.simulated else ""
+    return (
+        f"{mark}{len(front)} trials on the front: from trial {fast.number} with {_point_words(fast)} "
+        f"to trial {most.number} with {_point_words(most)}."
+    )
+
+
+def _settings(theme: Theme) -> Any:  # matplotlib types the keys as one long Literal
+    return {
+        "text.parse_math": False,  # a `$` in a name is a dollar
+        "axes.unicode_minus": False,
+        "svg.fonttype": "none",
+        "svg.hashsalt": f"autotune-{theme.name}",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "axes.edgecolor": theme.faint,
+        "axes.labelcolor": theme.ink,
+        "text.color": theme.ink,
+        "xtick.color": theme.ink,
+        "ytick.color": theme.ink,
+    }
+
+
+def _draw(view: StudyView, theme: Theme) -> Figure:
+    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), facecolor=theme.paper or "none")
+    axes = figure.add_axes((0.09, 0.165, 0.88, 0.655))
+    axes.set_facecolor("none")
+    measured = [trial for trial in view.trials if trial.measured]
+    figure.text(0.09, 0.945, _shown(f"{view.name}"), fontsize=14, fontweight="bold", va="center")
+    simulated = "  ·  SIMULATED, not measured on a server" if view.simulated else ""
+    subtitle = f"{view.model}  ·  {view.workload}  ·  {view.node}{simulated}"
+    figure.text(0.09, 0.897, _shown(subtitle, limit=110), fontsize=10, color=theme.faint, va="center")
+    figure.text(0.09, 0.028, _shown(_caption(view), limit=140), fontsize=9, color=theme.faint, va="center")
+    if view.simulated:
+        axes.text(
+            *(0.5, 0.5, "SIMULATED"),
+            transform=axes.transAxes,
+            fontsize=62,
+            fontweight="bold",
+            color=theme.faint,
+            alpha=0.16,
+            rotation=24,
+            ha="center",
+            va="center",
+            zorder=0,
+        )
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if not measured:
+        axes.text(0.5, 0.5, "No trial was measured yet", transform=axes.transAxes, ha="center", color=theme.faint)
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return figure
+    _scales(axes, view, measured, theme)
+    _points(axes, view, measured, theme)
+    _limit(axes, view, theme)
+    # Above the axes: any corner inside may hold a trial.
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(-0.008, 1.0),
+        ncols=5,
+        frameon=False,
+        fontsize=9,
+        handletextpad=0.4,
+        columnspacing=1.6,
+        borderaxespad=0.2,
+    )
+    return figure
+
+
+def _scales(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme) -> None:
+    bounds = [bound for trial in measured for bound in _bounds(trial.ttft_p95_s)]
+    if view.slo and view.slo.metric == "ttft_p95":
+        bounds.append(view.slo.limit_s)
+    low, high = min(bounds), max(bounds)
+    room = max((high / low) ** 0.06, 1.04)
+    axes.set_xscale("log")
+    axes.set_xlim(low / room, high * room)
+    axes.xaxis.set_major_locator(FixedLocator(log_ticks(low / room, high * room)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick_seconds(value)))
+    rates = [bound for trial in measured for bound in _bounds(trial.output_tok_s_per_gpu)]
+    spread = max(max(rates) - min(rates), 0.05 * max(rates))
+    axes.set_ylim(max(0.0, min(rates) - 0.12 * spread), max(rates) + 0.14 * spread)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axes.grid(visible=True, color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    axes.set_xlabel("TTFT p95 (log scale; left is better)", labelpad=8)
+    axes.set_ylabel("output tokens/s per GPU (up is better)", labelpad=8)
+
+
+def _limit(axes: Axes, view: StudyView, theme: Theme) -> None:
+    if view.slo is None or view.slo.metric != "ttft_p95":
+        return
+    axes.axvline(
+        view.slo.limit_s, color=theme.limit, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2, label=f"SLO {view.slo}"
+    )
+    axes.axvspan(view.slo.limit_s, axes.get_xlim()[1], color=theme.limit, alpha=0.06, linewidth=0, zorder=0)
+
+
+def _points(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme) -> None:
+    front = view.front_trials
+    special = {view.baseline, view.pick.number if view.pick else None}
+    rest = [trial for trial in measured if trial.number not in view.front and trial.number not in special]
+    if front:
+        # Between two trials of the front nothing better was seen: the line is the stair that they dominate.
+        axes.step(
+            [_x(trial) for trial in front],
+            [_y(trial) for trial in front],
+            where="post",
+            color=theme.front,
+            linewidth=1.8,
+            alpha=0.75,
+            zorder=3,
+        )
+    _marks(axes, [trial for trial in front if trial.number not in special], theme.front, "o", 8, "front")
+    base, pick = view.baseline_trial, view.picked_trial
+    if base and base.measured and base is not pick:
+        _marks(axes, [base], theme.baseline, "D", 8, f"baseline (trial {base.number})")
+    if pick and pick.measured:
+        _marks(axes, [pick], theme.pick, "*", 17, f"pick (trial {pick.number})")
+    _marks(axes, rest, theme.faint, "o", 5.5, "other trials", hollow=True)
+    for trial in {trial.number: trial for trial in (*front, *([base] if base and base.measured else []))}.values():
+        axes.annotate(
+            f"{trial.number}",
+            (_x(trial), _y(trial)),
+            xytext=(-9, 9),
+            textcoords="offset points",
+            fontsize=9,
+            ha="right",
+            zorder=6,
+        )
+
+
+def _marks(
+    axes: Axes, trials: Sequence[Trial], colour: str, shape: str, size: float, label: str, *, hollow: bool = False
+) -> None:
+    if not trials:
+        return
+    axes.errorbar(
+        [_x(trial) for trial in trials],
+        [_y(trial) for trial in trials],
+        xerr=_errors([trial.ttft_p95_s for trial in trials]),
+        yerr=_errors([trial.output_tok_s_per_gpu for trial in trials]),
+        linestyle="none",
+        marker=shape,
+        markersize=size,
+        color=colour,
+        markerfacecolor="none" if hollow else colour,
+        ecolor=colour,
+        elinewidth=1.0,
+        capsize=2,
+        alpha=0.7 if hollow else 1.0,
+        label=label,
+        zorder=4 if hollow else 5,
+    )
+
+
+def _errors(figures: Sequence[Estimate | None]) -> list[list[float]]:
+    """Distances below and above; a figure without an interval has none, and so shows no bar."""
+    below = [max(0.0, at.value - at.low) if at and at.low is not None else 0.0 for at in figures]
+    above = [max(0.0, at.high - at.value) if at and at.high is not None else 0.0 for at in figures]
+    return [below, above]
+
+
+def _bounds(figure: Estimate | None) -> list[float]:
+    if figure is None:
+        return []
+    return [bound for bound in (figure.value, figure.low, figure.high) if bound is not None and bound > 0]
+
+
+def _x(trial: Trial) -> float:
+    return trial.ttft_p95_s.value if trial.ttft_p95_s else math.nan
+
+
+def _y(trial: Trial) -> float:
+    return trial.output_tok_s_per_gpu.value if trial.output_tok_s_per_gpu else math.nan
+
+
+def _point_words(trial: Trial) -> str:
+    return f"{_y(trial):,.0f} tokens/s per GPU at a p95 TTFT of {format_seconds(_x(trial))}"
+
+
+def _caption(view: StudyView) -> str:
+    measured, infeasible = view.count(Outcome.MEASURED), view.count(Outcome.INFEASIBLE)
+    parts = [f"{measured} measured, {infeasible} infeasible (not shown)", "bars: 95 % intervals"]
+    if view.pick and view.pick.throughput_gain is not None:
+        parts.append(
+            f"pick against baseline: throughput {gain(view.pick.throughput_gain)}, TTFT {gain(view.pick.ttft_gain)}"
+        )
+    return "  ·  ".join(parts)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round values within low..high for a log axis; finer steps where the range is narrow."""
+    for steps in (
+        (1,),
+        (1, 2, 5),
+        (1, 1.5, 2, 3, 4, 5, 7),
+        tuple(i / 4 for i in range(4, 40)),
+        tuple(i / 20 for i in range(20, 200)),
+    ):
+        ticks = [
+            step * 10.0**decade
+            for decade in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            for step in steps
+            if low <= step * 10.0**decade <= high
+        ]
+        if len(ticks) >= 4:
+            return ticks[:: math.ceil(len(ticks) / 10)]
+    return [low, high]
+
+
+def _tick_seconds(value: float) -> str:
+    return f"{value * 1000:.4g} ms" if value < 1 else f"{value:.4g} s"
+
+
+def _shown(text: str, *, limit: int = 90) -> str:
+    """Text that the font can draw; anything else would be a warning and a box."""
+    font = get_font(findfont(FontProperties(family="DejaVu Sans")))
+    line = "".join(char if font.get_char_index(ord(char)) else "?" for char in printable(text))
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

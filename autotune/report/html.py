@@ -1,0 +1,80 @@
+"""The front as one HTML file: no script, nothing loaded from anywhere, readable in light and dark."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from autotune.records import Outcome, Trial
+from autotune.report.figures import DARK, LIGHT, description, svg_text
+from autotune.report.json_view import caveats_of
+from autotune.report.view import StudyView
+from autotune.report.wording import brief_latency, brief_rate, difference, ending, gain, latency, rate, settings
+
+_ID = re.compile(r' id="([^"]*)"')
+_REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
+
+
+def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
+    """The page of a study's front.
+
+    Args:
+        view: the study.
+        serve_line: command of the pick, ready to paste.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("autotune.report").joinpath("front.html.j2").read_text(encoding="utf-8"))
+    base = view.baseline_trial
+    shown = [*view.front_trials, *([base] if base and base.measured and base.number not in view.front else [])]
+    return template.render(
+        view=view,
+        mark=" (simulated)" if view.simulated else "",
+        picture_light=_inline(svg_text(view, LIGHT)),
+        picture_dark=_inline(svg_text(view, DARK)),
+        description=description(view),
+        front=[_row(view, trial) for trial in shown],
+        trials=[_row(view, trial) for trial in view.trials],
+        counts=[(str(outcome), view.count(outcome)) for outcome in Outcome if view.count(outcome)],
+        throughput_gain=gain(view.pick.throughput_gain) if view.pick else None,
+        ttft_gain=gain(view.pick.ttft_gain) if view.pick else None,
+        serve_line=serve_line,
+        doubts=[(trial.number, caveat) for trial in shown for caveat in caveats_of(trial)],
+    )
+
+
+def _inline(svg: str) -> Markup:
+    """The `<svg>` element alone: an XML declaration and a doctype have no place inside HTML.
+
+    Ids that nothing refers to go, as two pictures in one page would share them. Safe as markup, because matplotlib
+    escapes every text that it draws.
+    """
+    element = svg[svg.index("<svg") :]
+    used = set(_REFERENCE.findall(element))
+    return Markup(_ID.sub(lambda found: found[0] if found[1] in used else "", element))  # noqa: S704 - see above
+
+
+def _row(view: StudyView, trial: Trial) -> dict[str, object]:
+    base = view.baseline_trial
+    own = base is not None and trial.number == base.number
+    changed = difference(trial.config, None if own or base is None else base.config)
+    return {
+        "number": trial.number,
+        "gpus": trial.gpus,
+        "outcome": ending(trial),
+        "rate": brief_rate(trial.output_tok_s_per_gpu),
+        "rate_full": rate(trial.output_tok_s_per_gpu),
+        "total": brief_rate(trial.output_tok_s),
+        "total_full": rate(trial.output_tok_s),
+        "ttft": brief_latency(trial.ttft_p95_s),
+        "ttft_full": latency(trial.ttft_p95_s),
+        "pick": view.pick is not None and view.pick.number == trial.number,
+        "baseline": own,
+        "on_front": trial.number in view.front,
+        "repeat_of": trial.repeat_of,
+        "settings": changed.split("  ") if changed else [],
+        "default": "vLLM's defaults" if own or base is None else "as the baseline",
+        "all_settings": " ".join(settings(trial.config)),
+    }

@@ -1,0 +1,187 @@
+"""The versioned JSON of `study`, `pareto` and `show`. Figures in seconds and tokens; a missing one is null."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune.records import Caveat, Estimate, Latency, Measurement, Outcome, ServerDelta, ServerFacts, Trial
+from autotune.report.view import StudyView
+
+SCHEMA = 1
+"""Grows when a key changes its meaning or goes; new keys may come without."""
+
+
+def study_document(view: StudyView) -> dict[str, Any]:
+    """One object for a whole study (`study --json`, `pareto --json`).
+
+    `trials` holds every trial; `infeasible` and `front` repeat theirs, `baseline` and `pick` are one or null. The
+    `reason` of a trial is its failure's class; the pick's says why it was picked.
+    """
+    baseline = view.baseline_trial
+    return {
+        "schema": SCHEMA,
+        "study": view.name,
+        "engine": view.engine,
+        "simulated": view.simulated,
+        "trials": [trial_document(view, trial) for trial in view.trials],
+        "infeasible": [
+            trial_document(view, trial)
+            for trial in view.trials
+            if trial.result and trial.result.outcome is Outcome.INFEASIBLE
+        ],
+        "front": [trial_document(view, trial) for trial in view.front_trials],
+        "baseline": trial_document(view, baseline) if baseline else None,
+        "pick": _pick(view),
+        "model": view.model,
+        "workload": view.workload,
+        "node": view.node,
+        "slo": str(view.slo) if view.slo else None,
+        "directory": view.directory,
+    }
+
+
+def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
+    """One trial. `output_tok_s` is of the throughput level and the node total, `ttft_p95_s` of the Poisson level."""
+    result = trial.result
+    return {
+        "number": trial.number,
+        "flags": trial.config.as_dict(),
+        "outcome": str(result.outcome) if result else "running",
+        "reason": str(result.failure.kind) if result and result.failure else None,
+        **_figure("output_tok_s", trial.output_tok_s),
+        **_figure("output_tok_s_per_gpu", trial.output_tok_s_per_gpu),
+        **_figure("ttft_p95_s", trial.ttft_p95_s),
+        "simulated": result.simulated if result else view.simulated,
+        "origin": str(trial.origin),
+        "repeat_of": trial.repeat_of,
+        "config_hash": trial.config.hash,
+        "gpus": trial.gpus,
+        "attempts": trial.attempts,
+        "clock": str(result.clock) if result else None,
+        "on_front": trial.number in view.front,
+        "caveats": [_caveat(caveat) for caveat in caveats_of(trial)],
+    }
+
+
+def show_document(
+    view: StudyView, trial: Trial, *, serve_line: str | None = None, log_path: str | None = None
+) -> dict[str, Any]:
+    """All the evidence of one trial (`show --json`)."""
+    result = trial.result
+    failure = result.failure if result else None
+    return {
+        "schema": SCHEMA,
+        "study": view.name,
+        "engine": view.engine,
+        **trial_document(view, trial),
+        "serve": serve_line,
+        "argv": list(trial.argv),
+        "log": log_path,
+        "failure": {
+            "class": str(failure.kind),
+            "line": failure.line,
+            "remedies": list(failure.remedies),
+            "facts": dict(failure.facts),
+            "exit_status": failure.exit_status,
+        }
+        if failure
+        else None,
+        "resolved": _facts(result.facts) if result and result.facts else None,
+        "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
+        "levels": [_level(level) for level in result.measurements] if result else [],
+    }
+
+
+def caveats_of(trial: Trial) -> tuple[Caveat, ...]:
+    """Doubts about a trial and about each of its levels, each once."""
+    if trial.result is None:
+        return ()
+    found = [*trial.result.caveats, *(caveat for level in trial.result.measurements for caveat in level.caveats)]
+    return tuple(dict.fromkeys(found))
+
+
+def _pick(view: StudyView) -> dict[str, Any] | None:
+    trial, pick = view.picked_trial, view.pick
+    if trial is None or pick is None:
+        return None
+    return {
+        **trial_document(view, trial),
+        "reason": pick.reason,
+        "rule": str(pick.rule),
+        "throughput_gain": pick.throughput_gain,
+        "ttft_gain": pick.ttft_gain,
+    }
+
+
+def _figure(name: str, figure: Estimate | None) -> dict[str, Any]:
+    return {name: figure.value if figure else None, f"{name}_interval": _interval(figure)}
+
+
+def _interval(figure: Estimate | None) -> list[float] | None:
+    if figure is None or figure.low is None or figure.high is None:
+        return None
+    return [figure.low, figure.high]
+
+
+def _caveat(caveat: Caveat) -> dict[str, str]:
+    return {"code": caveat.code, "text": caveat.text, "remedy": caveat.remedy}
+
+
+def _level(measured: Measurement) -> dict[str, Any]:
+    level = measured.level
+    return {
+        "name": level.name,
+        "role": str(level.role),
+        "arrivals": str(level.arrivals),
+        "concurrency": level.concurrency,
+        "rate_rps": level.rate_rps,
+        "clock": str(measured.clock),
+        "duration_s": measured.duration_s,
+        "steady_s": measured.steady_s,
+        "planned": measured.planned,
+        "completed": measured.completed,
+        "failed": measured.failed,
+        "errors": dict(measured.errors),
+        "prompt_tokens": measured.prompt_tokens,
+        "output_tokens": measured.output_tokens,
+        **_figure("output_tok_s", measured.output_tok_s),
+        **_figure("total_tok_s", measured.total_tok_s),
+        **_figure("request_rps", measured.request_rps),
+        **_figure("goodput_rps", measured.goodput_rps),
+        "ttft_s": _latency(measured.ttft_s),
+        "ttft_from_send_s": _latency(measured.ttft_from_send_s),
+        "tpot_s": _latency(measured.tpot_s),
+        "itl_s": _latency(measured.itl_s),
+        "e2e_s": _latency(measured.e2e_s),
+        "server": _server(measured.server),
+        "caveats": [_caveat(caveat) for caveat in measured.caveats],
+    }
+
+
+def _latency(found: Latency | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    parts = (("mean", found.mean), ("p50", found.p50), ("p90", found.p90), ("p95", found.p95), ("p99", found.p99))
+    figures = {key: value for name, figure in parts for key, value in _figure(name, figure).items()}
+    return {"count": found.count, **figures}
+
+
+def _server(said: ServerDelta | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    return {
+        "preemptions": said.preemptions,
+        "prompt_tokens": said.prompt_tokens,
+        "generation_tokens": said.generation_tokens,
+        "prefix_queries": said.prefix_queries,
+        "prefix_hits": said.prefix_hits,
+        "prefix_hit_share": said.prefix_hit_share,
+        "queue_time_mean_s": said.queue_time_mean_s,
+        "kv_usage_max": said.kv_usage_max,
+        "running_max": said.running_max,
+        "waiting_max": said.waiting_max,
+    }
+
+
+def _facts(facts: ServerFacts) -> dict[str, Any]:
+    return {name: getattr(facts, name) for name in ServerFacts.__dataclass_fields__}

@@ -1,0 +1,172 @@
+"""Tables for a terminal. Everything is a rich renderable; `as_text` turns one into plain text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import Outcome, Trial
+from autotune.report.grid import add, column, grid, print_to, titled
+from autotune.report.view import StudyRow, StudyView
+from autotune.report.wording import (
+    MISSING,
+    brief_latency,
+    brief_rate,
+    difference,
+    ending,
+    gain,
+    number,
+    printable,
+    seconds,
+)
+
+_NUMERIC = frozenset(
+    {"trial", "GPUs", "tok/s per GPU", "tok/s", "TTFT p95", "trials", "measured", "infeasible", "elapsed", "pid"}
+)
+
+
+def as_text(renderable: RenderableType, *, width: int = 120) -> str:
+    """Plain text without colour, for pipes, files and tests."""
+    stream = io.StringIO()
+    print_to(
+        Console(file=stream, width=width, color_system=None, force_terminal=False, legacy_windows=False), renderable
+    )
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+
+
+def study_report(view: StudyView) -> Group:
+    """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
+    parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
+    if view.directory:
+        parts.append(Text(f"Written to {printable(view.directory)}"))
+    return Group(*parts)
+
+
+def heading(view: StudyView) -> Text:
+    """What was asked, and loudly whether it was simulated."""
+    text = Text()
+    text.append(f"Study {printable(view.name)}", style="bold")
+    text.append(f": {printable(view.model)}, workload {printable(view.workload)}, on {printable(view.node)}\n")
+    if view.simulated:
+        text.append("SIMULATED", style="bold yellow")
+        text.append(": every figure below comes from a model of vLLM, none was measured on a server.\n", style="yellow")
+    return text
+
+
+def front_table(view: StudyView) -> RenderableType:
+    """The front, lowest latency first, with the baseline below it when it is not on it."""
+    front = view.front_trials
+    if not front:
+        return Text("No trial was measured yet, so there is no front.\n")
+    base = view.baseline_trial
+    extra = [base] if base and base.measured and base.number not in view.front else []
+    table = _table("trial", "GPUs", "tok/s per GPU", "tok/s", "TTFT p95", "", "settings")
+    for trial in (*front, *extra):
+        add(
+            table,
+            *(
+                str(trial.number),
+                str(trial.gpus),
+                brief_rate(trial.output_tok_s_per_gpu),
+                brief_rate(trial.output_tok_s),
+            ),
+            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial)),
+            style="bold" if view.pick and view.pick.number == trial.number else None,
+        )
+    return titled("Front" + _mark(view), table)
+
+
+def trials_table(view: StudyView) -> RenderableType:
+    """All trials in order, failures with their class."""
+    if not view.trials:
+        return Text("No trial has run yet.\n")
+    table = _table("trial", "outcome", "GPUs", "tok/s per GPU", "TTFT p95", "", "settings")
+    for trial in view.trials:
+        add(
+            table,
+            *(str(trial.number), ending(trial), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
+            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial)),
+        )
+    return titled("Trials" + _mark(view), table)
+
+
+def counts_line(view: StudyView) -> Text:
+    """How many trials ended how; outcomes that did not occur are left out."""
+    parts = [f"{view.count(outcome)} {outcome}" for outcome in Outcome if view.count(outcome)]
+    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}\n")
+
+
+def pick_lines(view: StudyView) -> list[RenderableType]:
+    """The recommendation and what it gains."""
+    pick, trial = view.pick, view.picked_trial
+    if pick is None or trial is None:
+        limit = f" that meets {view.slo}" if view.slo else ""
+        return [Text(f"No pick: no trial of the front{limit}.\n")]
+    text = Text()
+    text.append(f"Pick: trial {pick.number}", style="bold green")
+    text.append(f" ({pick.rule}): {printable(pick.reason)}\n")
+    if pick.throughput_gain is not None or pick.ttft_gain is not None:
+        text.append(
+            f"Against the baseline{_mark(view)}: throughput per GPU {gain(pick.throughput_gain)}, "
+            f"TTFT p95 {gain(pick.ttft_gain)}\n"
+        )
+    return [text]
+
+
+def studies_table(rows: Sequence[StudyRow], *, live: bool = False) -> RenderableType:
+    """`autotune list`; with `live`, `autotune status` with trial, phase and elapsed time."""
+    if not rows:
+        return Text("No study is running.\n" if live else "There is no study yet.\n")
+    live_heads = ("trial", "phase", "elapsed", "pid") if live else ()
+    table = _table(
+        *("study", "model", "workload", "engine", "state", "trials", "measured", "infeasible"),
+        *live_heads,
+    )
+    for row in rows:
+        wanted = MISSING if row.wanted is None else str(row.wanted)
+        cells = [
+            *(printable(row.name), printable(row.model), printable(row.workload)),
+            f"{row.engine} (simulated)" if row.simulated and row.engine != "simulated" else row.engine,
+            *(row.state, f"{row.done} of {wanted}", str(row.measured), str(row.infeasible)),
+        ]
+        if live:
+            cells += [number(row.trial), row.phase or MISSING, seconds(row.elapsed_s), _plain(row.pid)]
+        add(table, *cells)
+    return titled("Running" if live else "Studies", table)
+
+
+def _plain(value: int | None) -> str:
+    return MISSING if value is None else str(value)
+
+
+def _table(*heads: str) -> Table:
+    table = grid()
+    for head in heads:
+        column(table, head, right=head in _NUMERIC, at_least=28 if head == "settings" else None)
+    return table
+
+
+def _mark(view: StudyView) -> str:
+    return " (simulated)" if view.simulated else ""
+
+
+def _role(view: StudyView, trial: Trial) -> Text:
+    words = []
+    if view.pick and view.pick.number == trial.number:
+        words.append("pick")
+    if view.baseline == trial.number:
+        words.append("baseline")
+    elif trial.repeat_of is not None:
+        words.append(f"repeat of {trial.repeat_of}")
+    return Text(", ".join(words), style="green" if "pick" in words else "")
+
+
+def _settings(view: StudyView, trial: Trial) -> Text:
+    base = view.baseline_trial
+    if base is None or base.number == trial.number:
+        return Text(difference(trial.config, None) or "vLLM's defaults")
+    return Text(difference(trial.config, base.config) or "as the baseline")

@@ -1,0 +1,105 @@
+"""Figures and settings as people read them. A missing value is `-`, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autotune.records import Config, Estimate, Trial, Value
+from autotune.units import format_seconds
+
+MISSING = "-"
+SIMULATED = "simulated"
+
+
+def printable(text: str) -> str:
+    """One line without control characters: log lines and names must not move a terminal's cursor."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def number(value: float | None, *, digits: int = 0) -> str:
+    """`12,345`, or `-`."""
+    return MISSING if value is None else f"{value:,.{digits}f}"
+
+
+def seconds(value_s: float | None) -> str:
+    """`412 ms`, or `-`."""
+    return MISSING if value_s is None else format_seconds(value_s)
+
+
+def share(value: float | None) -> str:
+    """`73.1 %` of a share 0..1, or `-`."""
+    return MISSING if value is None else f"{value * 100:.1f} %"
+
+
+def rate(figure: Estimate | None, *, digits: int = 0) -> str:
+    """`2,400 [2,310 .. 2,480]`, or `-`."""
+    return _estimate(figure, lambda value: f"{value:,.{digits}f}")
+
+
+def latency(figure: Estimate | None) -> str:
+    """`412 ms [390 ms .. 441 ms]`, or `-`."""
+    return _estimate(figure, format_seconds)
+
+
+def brief_rate(figure: Estimate | None) -> str:
+    """`2,400 ±3 %`, or `-`; the wider side of the interval, so that a column stays narrow."""
+    return MISSING if figure is None else f"{figure.value:,.0f}{_wider_side(figure)}"
+
+
+def brief_latency(figure: Estimate | None) -> str:
+    """`412 ms ±15 %`, or `-`."""
+    return MISSING if figure is None else f"{format_seconds(figure.value)}{_wider_side(figure)}"
+
+
+def gain(ratio: float | None) -> str:
+    """A ratio to the baseline as `+25 %`, or `-`."""
+    return MISSING if ratio is None else f"{(ratio - 1) * 100:+.0f} %"
+
+
+def setting(name: str, value: Value) -> str:
+    """A parameter as it stands on the command line."""
+    if name.startswith("env:"):
+        text = str(int(value)) if isinstance(value, bool) else str(value)
+        return printable(f"{name.removeprefix('env:')}={text}")
+    if isinstance(value, bool):
+        return printable(f"--{name}" if value else f"--no-{name}")
+    return printable(f"--{name} {value}")
+
+
+def settings(config: Config) -> tuple[str, ...]:
+    """All parameters that are not left to vLLM's default."""
+    return tuple(setting(name, value) for name, value in config if value is not None)
+
+
+def difference(config: Config, baseline: Config | None) -> str:
+    """What a config changes against the baseline; an empty one is vLLM's defaults."""
+    base = baseline.as_dict() if baseline else {}
+    changed = [setting(name, value) for name, value in config if value is not None and base.get(name) != value]
+    changed += [
+        f"{printable(name)} back to default"
+        for name, value in base.items()
+        if value is not None and config.get(name) is None
+    ]
+    return "  ".join(changed)
+
+
+def ending(trial: Trial) -> str:
+    """How a trial ended, with the reason's class: `infeasible: kv_cache_too_small`, `running`."""
+    if trial.result is None:
+        return "running"
+    failure = trial.result.failure
+    return f"{trial.result.outcome}: {failure.kind}" if failure else str(trial.result.outcome)
+
+
+def _estimate(figure: Estimate | None, pretty: Callable[[float], str]) -> str:
+    if figure is None:
+        return MISSING
+    if figure.low is None or figure.high is None:
+        return pretty(figure.value)
+    return f"{pretty(figure.value)} [{pretty(figure.low)} .. {pretty(figure.high)}]"
+
+
+def _wider_side(figure: Estimate) -> str:
+    if figure.low is None or figure.high is None or figure.value <= 0:
+        return ""
+    return f" ±{max(figure.high - figure.value, figure.value - figure.low) / figure.value * 100:.0f} %"

@@ -1,0 +1,171 @@
+import io
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from report_cases import failed, measured, study
+from rich.console import Console
+
+from autotune.records import FailureClass, Outcome, Phase
+from autotune.report.progress import (
+    Event,
+    LiveProgress,
+    PhaseBegan,
+    PlainProgress,
+    Progress,
+    Said,
+    StudyBegan,
+    TrialBegan,
+    TrialEnded,
+    advance,
+    best_lines,
+    headline,
+    line_of,
+    progress_view,
+)
+
+BASE = measured(0, 1500.0, 0.9, {})
+BETTER = measured(1, 2100.0, 0.41, {"max-num-seqs": 128})
+BAD = failed(2, Outcome.INFEASIBLE, FailureClass.KV_CACHE_TOO_SMALL, "no")
+REFUSED = replace(failed(3, Outcome.REJECTED, FailureClass.INDIVISIBLE, None), number=3)
+
+
+def after(*events: Event) -> Progress:
+    state = Progress()
+    for event in events:
+        state = advance(state, event)
+    return state
+
+
+def story() -> list[Event]:
+    return [
+        StudyBegan(at_s=100.0, study="s", total=4, simulated=False),
+        TrialBegan(at_s=100.0, number=0),
+        PhaseBegan(at_s=101.0, number=0, phase=Phase.LAUNCHING),
+        PhaseBegan(at_s=131.0, number=0, phase=Phase.MEASURING, detail="throughput"),
+        TrialEnded(at_s=160.0, trial=BASE, front=(BASE,)),
+        TrialBegan(at_s=160.0, number=1, settings="--max-num-seqs 128"),
+        PhaseBegan(at_s=162.0, number=1, phase=Phase.LAUNCHING),
+    ]
+
+
+def test_the_headline_counts_and_estimates() -> None:
+    state = after(*story())
+    # one trial took 60 s; three are left, the running one is 20 s old
+    assert headline(state, 180.0) == "trial 2 of 4 · launching 18.0 s · elapsed 1 min 20 s · ETA 2 min 40 s"
+
+
+def test_nothing_is_estimated_from_nothing() -> None:
+    state = after(*story()[:3])
+    assert headline(state, 105.0) == "trial 1 of 4 · launching 4.0 s · elapsed 5.0 s · ETA -"
+    unlimited = after(replace(story()[0], total=None), *story()[1:])  # type: ignore[type-var]
+    assert "ETA -" in headline(unlimited, 180.0)
+    assert "trial 2 ·" in headline(unlimited, 180.0)
+
+
+def test_a_slow_trial_does_not_eat_the_estimate_of_the_others() -> None:
+    state = after(*story())
+    assert state.remaining_s(160.0 + 59.0) == 3 * 60 - 59
+    assert state.remaining_s(160.0 + 1000.0) == 2 * 60
+
+
+def test_rejected_trials_cost_nothing_and_do_not_count() -> None:
+    state = after(*story(), TrialEnded(at_s=170.0, trial=REFUSED))
+    assert (state.counted, state.paces_s) == (1, (60.0,))
+    state = advance(after(*story()), TrialEnded(at_s=200.0, trial=replace(BAD, number=1)))
+    assert (state.counted, state.measured, state.infeasible, state.paces_s) == (2, 1, 1, (60.0, 40.0))
+
+
+def test_a_resumed_study_counts_on() -> None:
+    state = after(StudyBegan(at_s=0.0, study="s", total=24, simulated=False, done=7, front=(BASE,)))
+    assert headline(state, 3.0).startswith("trial 8 of 24")
+    assert state.front == (BASE,)
+
+
+def test_a_retry_keeps_the_clock_of_its_trial() -> None:
+    state = after(*story(), TrialBegan(at_s=190.0, number=1))
+    assert state.trial_began_s == 160.0
+
+
+def test_the_best_come_first_and_are_few() -> None:
+    trials = tuple(measured(n, 1000.0 + n, 0.5, {}) for n in range(5))
+    lines = best_lines(Progress(front=trials, simulated=True))
+    assert [line.split(":")[0] for line in lines] == ["trial 4", "trial 3", "trial 2", "and 2 more"]
+    assert all("(simulated)" in line for line in lines[:3])
+
+
+def test_plain_lines_tell_the_story() -> None:
+    lines: list[str] = []
+    with PlainProgress(lines.append) as view:
+        for event in (
+            *story(),
+            TrialEnded(at_s=200.0, trial=BETTER, front=(BETTER,)),
+            Said(at_s=201.0, text="bye\x1b"),
+        ):
+            view.tell(event)
+    assert lines == [
+        "study s: 4 trials",
+        "trial 1 of 4 · waiting 0 ms · elapsed 0 ms · ETA -",
+        "trial 1 of 4 · launching 0 ms · elapsed 1.0 s · ETA -",
+        "trial 1 of 4 · measuring 0 ms (throughput) · elapsed 31.0 s · ETA -",
+        "trial 0 measured, 1,500 ±5 % tok/s per GPU, TTFT p95 900 ms ±15 %; front: 0",
+        "trial 2 of 4 · waiting 0 ms · elapsed 1 min 00 s · ETA 3 min 00 s: --max-num-seqs 128",
+        "trial 2 of 4 · launching 0 ms · elapsed 1 min 02 s · ETA 2 min 58 s",
+        "trial 1 measured, 2,100 ±5 % tok/s per GPU, TTFT p95 410 ms ±15 %; front: 1",
+        "bye\\x1b",
+    ]
+
+
+def test_failures_are_told_with_their_class() -> None:
+    assert line_of(Progress(), TrialEnded(at_s=0.0, trial=BAD)) == "trial 2 infeasible: kv_cache_too_small"
+
+
+def test_simulated_figures_are_marked() -> None:
+    state = after(StudyBegan(at_s=0.0, study="s", total=4, simulated=True))
+    line = line_of(state, TrialEnded(at_s=1.0, trial=BASE, front=(BASE,)))
+    assert line is not None
+    assert "(simulated)" in line
+
+
+def test_the_live_block_shows_the_moment() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    with LiveProgress(console, clock=lambda: 180.0) as view:
+        for event in story():
+            view.tell(event)
+        block = Console(file=io.StringIO(), width=100, record=True)
+        block.print(view.block())
+    shown = block.export_text()
+    assert "trial 2 of 4 · launching 18.0 s" in shown
+    assert "--max-num-seqs 128" in shown
+    assert "best trial 0: 1,500 ±5 % tok/s per GPU" in shown
+
+
+def test_a_pipe_gets_lines_and_a_terminal_the_block() -> None:
+    pipe = io.StringIO()
+    view = progress_view(Console(file=pipe, width=20), clock=lambda: 0.0)
+    assert isinstance(view, PlainProgress)
+    view.tell(StudyBegan(at_s=0.0, study="[bold]a long name of a study[/]", total=4, simulated=False))
+    assert pipe.getvalue() == "study [bold]a long name of a study[/]: 4 trials\n"
+    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
+    assert isinstance(progress_view(terminal, clock=lambda: 0.0), LiveProgress)
+
+
+times = st.floats(0, 1e6)
+events = st.one_of(
+    st.builds(StudyBegan, at_s=times, study=st.text(), total=st.none() | st.integers(0, 50), simulated=st.booleans()),
+    st.builds(TrialBegan, at_s=times, number=st.integers(0, 5), settings=st.text()),
+    st.builds(PhaseBegan, at_s=times, number=st.integers(0, 5), phase=st.sampled_from(Phase), detail=st.text()),
+    st.builds(TrialEnded, at_s=times, trial=st.sampled_from(study().trials), front=st.just(())),
+    st.builds(Said, at_s=times, text=st.text()),
+)
+
+
+@given(st.lists(events, max_size=12), times)
+def test_no_order_of_events_breaks_the_view(told: list[Event], now_s: float) -> None:
+    lines: list[str] = []
+    view = PlainProgress(lines.append)
+    for event in told:
+        view.tell(event)
+    remaining = view.state.remaining_s(now_s)
+    assert remaining is None or remaining >= 0
+    assert all(len(line.splitlines()) <= 1 for line in (*lines, headline(view.state, now_s)))

@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import pytest
+from report_cases import measured, running, study
+
+from autotune.records import Estimate
+from autotune.report import (
+    StudyRow,
+    as_text,
+    front_table,
+    studies_table,
+    study_report,
+    trial_detail,
+    trials_table,
+)
+from autotune.report.wording import brief_latency, brief_rate, difference, gain, latency, number, rate, seconds, share
+
+HOSTILE = "[bold]x[/] :smile: \x1b[31mred\nnext"
+
+
+def line_with(text: str, start: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
+    return line
+
+
+@pytest.mark.parametrize("wording", [brief_latency, brief_rate, gain, latency, number, rate, seconds, share])
+def test_missing_is_a_dash(wording: object) -> None:
+    assert wording(None) == "-"  # type: ignore[operator]
+
+
+def test_units_are_for_people() -> None:
+    assert latency(Estimate(value=0.412, low=0.39, high=1.5)) == "412 ms [390 ms .. 1.5 s]"
+    assert rate(Estimate(value=2400.4, low=2310, high=2480)) == "2,400 [2,310 .. 2,480]"
+    assert rate(Estimate(value=2400.4)) == "2,400"
+    assert brief_rate(Estimate(value=2000, low=1900, high=2060)) == "2,000 ±5 %"
+    assert brief_latency(Estimate(value=0.4)) == "400 ms"
+    assert (gain(1.25), gain(0.456), gain(1.0)) == ("+25 %", "-54 %", "+0 %")
+    assert share(0.731) == "73.1 %"
+
+
+def test_the_report_ends_a_study() -> None:
+    text = as_text(study_report(study()))
+    assert "Pick: trial 1 (knee): most throughput within ttft_p95<=500ms" in text
+    assert "throughput per GPU +40 %, TTFT p95 -54 %" in text
+    assert "7 trials: 4 measured, 1 infeasible, 1 faulted" in text
+    assert "Written to studies/llama-chat" in text
+    front = as_text(front_table(study()))
+    assert [front.index(f"{rate}") for rate in ("2,100", "2,600", "1,500")] == sorted(
+        front.index(f"{rate}") for rate in ("2,100", "2,600", "1,500")
+    )
+    assert "2,000" not in front
+    assert "baseline" in line_with(front, "0 ")
+    assert "vLLM's defaults" in line_with(front, "0 ")
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_every_simulated_figure_is_marked(simulated: bool) -> None:
+    view = study(simulated=simulated)
+    for shown in (study_report(view), trials_table(view), trial_detail(view, view.trials[1])):
+        text = as_text(shown)
+        assert ("simulated" in text) is simulated
+    assert ("SIMULATED" in as_text(study_report(view))) is simulated
+
+
+def test_a_study_without_figures_says_so() -> None:
+    empty = study(trials=(), front=(), pick=None)
+    text = as_text(study_report(empty))
+    assert "no front" in text
+    assert "No pick: no trial of the front that meets ttft_p95<=500ms" in text
+    assert "No trial has run yet" in as_text(trials_table(empty))
+
+
+def test_failed_trials_show_their_class_and_no_figures() -> None:
+    line = line_with(as_text(trials_table(study()), width=160), "4 ")
+    assert "infeasible: kv_cache_too_small" in line
+    assert line.split("  ").count("") > 3
+    assert " 0 " not in line
+    assert line.count(" - ") >= 2
+    assert "running" in line_with(as_text(trials_table(study()), width=160), "6 ")
+
+
+def test_show_has_all_the_evidence() -> None:
+    view = study()
+    long = "vllm serve m " + "--flag value " * 40
+    text = as_text(trial_detail(view, view.trials[1], serve_line=long.strip(), log_path="a/server.log"), width=80)
+    assert long.strip() in text  # in one piece, to be pasted
+    for fact in (
+        *("place", "pick, on the front", "--max-num-seqs 128", "2,100 [1,995 .. 2,205]", "410 ms [348 ms .. 471 ms]"),
+        *("412,336 tokens", "12.58x", "a/server.log", "client_late", "pin the client", "launching  1 min 32 s"),
+    ):
+        assert fact in text, fact
+    assert line_with(text, "ttft ").split()[:4] == ["ttft", "17", "73.1", "%"]
+    silent = next(line for line in text.splitlines() if line.split()[:2] == ["throughput", "-"])
+    assert silent.split()[1:] == ["-"] * 6  # the server said nothing about that level
+
+
+def test_show_tells_what_went_wrong() -> None:
+    view = study()
+    text = as_text(trial_detail(view, view.trials[4]))
+    for fact in ("kv_cache_too_small", "24 GiB is needed", "25769803776", "remedy 1", "raise gpu-memory-utilization"):
+        assert fact in text
+    assert "no line of the log says it" in as_text(trial_detail(view, view.trials[5]))
+    assert "running" in as_text(trial_detail(view, running(6)))
+
+
+def test_names_are_neither_markup_nor_terminal_codes() -> None:
+    view = study(name=HOSTILE, model=HOSTILE, trials=(measured(0, 1.0, 1.0, {"x": HOSTILE}),), front=(0,))
+    row = StudyRow(name=HOSTILE, model="m", workload="w", engine="process", simulated=False, state="running", done=0)
+    for shown in (study_report(view), trial_detail(view, view.trials[0]), studies_table([row]), trials_table(view)):
+        text = as_text(shown, width=300)
+        assert "[bold]x[/] :smile: \\x1b[31mred\\nnext" in text
+        assert "\x1b" not in text
+
+
+def test_the_list_and_the_status() -> None:
+    row = StudyRow(
+        name="a", model="m", workload="chat", engine="process", simulated=False, state="running", done=3, measured=2,
+        trial=3, phase="launching", elapsed_s=432.0,
+    )  # fmt: skip
+    text = as_text(studies_table([row]))
+    assert "3 of -" in text
+    assert "launching" not in text
+    live = as_text(studies_table([replace(row, wanted=24)], live=True))
+    assert "3 of 24" in live
+    assert "7 min 12 s" in live
+    assert line_with(live, "a ").rstrip().endswith("-")  # no pid is known
+    assert "no study yet" in as_text(studies_table([]))
+    assert "No study is running" in as_text(studies_table([], live=True))
+
+
+def test_what_a_config_changes() -> None:
+    trials = study().trials
+    base = replace(trials[0].config, params=(("a", 1), ("b", True), ("c", None)))
+    changed = replace(base, params=(("a", 2), ("b", False), ("env:X", True)))
+    assert difference(changed, base) == "--a 2  --no-b  X=1"
+    assert difference(replace(base, params=(("a", 1),)), base) == "b back to default"
+    assert difference(base, base) == ""

@@ -1,0 +1,85 @@
+"""The Compose file and the Dockerfile at the repository root: the schema, and what a GPU host needs of them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docker-compose.yml"
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_it_is_a_compose_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, str(FILE)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "broken.yml"
+    broken.write_text(FILE.read_text(encoding="utf-8").replace("services:", "servicez:"), encoding="utf-8")
+    assert subprocess.run([*command, str(broken)], capture_output=True, check=False).returncode == 1
+
+
+def test_it_starts_the_database_the_tuner_and_the_dashboard(document: dict[str, Any]) -> None:
+    assert set(document["services"]) == {"postgres", "tuner", "dashboard"}
+    assert all("healthcheck" in service for service in document["services"].values())
+    for name in ("tuner", "dashboard"):
+        assert document["services"][name]["depends_on"]["postgres"]["condition"] == "service_healthy"
+
+
+def test_ports_are_published_on_loopback_only(document: dict[str, Any]) -> None:
+    ports = [port for service in document["services"].values() for port in service.get("ports", [])]
+    assert len(ports) == 2
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_secrets_come_from_the_environment(document: dict[str, Any]) -> None:
+    text = FILE.read_text(encoding="utf-8")
+    in_urls = re.findall(r"://autotune:(.+?)@postgres", text)
+    assert len(in_urls) == 2
+    own = document["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"]
+    assert all(password.startswith("${POSTGRES_PASSWORD:?") for password in (own, *in_urls))
+    assert document["services"]["tuner"]["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
+
+
+def test_versions_are_pinned(document: dict[str, Any]) -> None:
+    assert re.fullmatch(r"postgres:\d+", document["services"]["postgres"]["image"])
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"ARG VLLM_VERSION=v\d+\.\d+\.\d+", dockerfile)
+    assert "latest" not in dockerfile
+    default = re.search(r"ARG VLLM_VERSION=(\S+)", dockerfile)
+    assert default
+    assert document["services"]["tuner"]["build"]["args"]["VLLM_VERSION"] == f"${{VLLM_VERSION:-{default[1]}}}"
+
+
+def test_the_tuner_has_the_gpus_and_shared_memory(document: dict[str, Any]) -> None:
+    tuner = document["services"]["tuner"]
+    (device,) = tuner["deploy"]["resources"]["reservations"]["devices"]
+    assert device["driver"] == "nvidia"
+    assert "gpu" in device["capabilities"]
+    assert tuner["ipc"] == "host"
+    assert int(tuner["stop_grace_period"].rstrip("s")) > 10  # docker's default kills a server that drains
+
+
+def test_everything_worth_keeping_lies_in_a_named_volume(document: dict[str, Any]) -> None:
+    mounted = {mount.split(":")[0] for service in document["services"].values() for mount in service.get("volumes", [])}
+    assert mounted == set(document["volumes"])
+
+
+def test_the_stages_that_are_built_exist(document: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, flags=re.MULTILINE))
+    builds = [service["build"] for service in document["services"].values() if "build" in service]
+    assert {build["target"] for build in builds} == stages
+    assert all((ROOT / build["dockerfile"]).is_file() for build in builds)
+    copied = re.findall(r"^COPY (.+) \S+$", dockerfile, flags=re.MULTILINE)
+    assert copied
+    assert all((ROOT / path).exists() for line in copied for path in line.split())

@@ -9,17 +9,16 @@ CHUNK_BYTES = 256 * 1024
 
 
 class LogTail:
-    """Reads what was appended since the last read, at most `chunk_bytes` a time: a 100 MB burst is no memory spike."""
+    """Reads what was appended since the last read, at most `chunk_bytes` a time: a 100 MB burst is no memory spike.
 
-    def __init__(self, path: Path, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+    Args:
+        offset: where to begin, in bytes.
+    """
+
+    def __init__(self, path: Path, *, offset: int = 0, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._path = path
         self._chunk_bytes = chunk_bytes
-        self._offset = 0
-
-    @property
-    def offset(self) -> int:
-        """Bytes read so far."""
-        return self._offset
+        self._offset = offset
 
     def read_now(self) -> bytes:
         """The next piece; empty when there is none, or no file yet. A file that shrank is read from its start again."""

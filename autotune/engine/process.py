@@ -13,6 +13,7 @@ from autotune.engine.command import VllmCommand, server_argv
 from autotune.engine.flags import AcceptedFlags, to_argv, to_env
 from autotune.engine.gpu_memory import GpuGuard, gpus_busy
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
+from autotune.engine.log_tail import LogTail
 from autotune.engine.logs import MilestoneName
 from autotune.engine.ports import LOOPBACK, Ports
 from autotune.engine.process_server import LoadSettings, ProcessServer
@@ -96,11 +97,11 @@ class ProcessEngine:
         if held:
             raise LaunchFailed(gpus_busy(held))
         port = self._ports.fresh()
-        order = await self._order(plan, port)
+        order, log = await self._order(plan, port)
         door = ServerDoor(f"http://{LOOPBACK}:{port}", api_key=settings.load.api_key(settings.environ))
         begun = self._now()
         keeper = await Keeper.spawn(settings.environ)
-        running = RunningServer(keeper=keeper, log=order.log, door=door, port=port, kind=settings.command.kind)
+        running = RunningServer(keeper=keeper, log=log, door=door, port=port, kind=settings.command.kind)
         started = False
         try:
             on_identity(keeper.identity)
@@ -131,8 +132,11 @@ class ProcessEngine:
             now=self._now,
         )
 
-    async def _order(self, plan: LaunchPlan, port: int) -> ServerOrder:
-        """What the keeper is to start; the log is created here, where a full disk can be told from a bad command."""
+    async def _order(self, plan: LaunchPlan, port: int) -> tuple[ServerOrder, LogTail]:
+        """What the keeper is to start, and its log from here on: an earlier attempt may have left one in the folder.
+
+        The log is created here, where a full disk can be told from a bad command.
+        """
         settings = self._settings
         argv = server_argv(
             settings.command,
@@ -145,9 +149,11 @@ class ProcessEngine:
         log = plan.directory / "server.log"
         try:
             await asyncio.to_thread(log.touch)
+            size = (await asyncio.to_thread(log.stat)).st_size
         except OSError as error:
             raise StorageError(f"cannot write the server's log {str(log)!r}: {error.strerror}") from error
-        return ServerOrder(argv=argv, log=log, env=self._environment(plan), grace_s=settings.grace_s)
+        order = ServerOrder(argv=argv, log=log, env=self._environment(plan), grace_s=settings.grace_s)
+        return order, LogTail(log, offset=size)
 
     def _environment(self, plan: LaunchPlan) -> dict[str, str]:
         """What is added to the inherited environment."""

@@ -30,7 +30,7 @@ from autotune.records import (
 SAMPLE_S = 1.0
 DEAD_ANSWERS = 2
 """/health says 503 when the engine died behind the API server; once may be a hiccup."""
-EXIT_FOLLOWS_S = 5.0
+EXIT_FOLLOWS_S = 3.0
 """An API server whose engine died closes its connections first and exits a moment later."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 from autotune.engine.command import CommandKind
 from autotune.engine.diagnosis import LogFollower
@@ -25,12 +24,12 @@ MOST_PIECES = 16
 class RunningServer:
     """Owns nothing but its children: whoever makes it must await `stop`."""
 
-    def __init__(self, *, keeper: Keeper, log: Path, door: ServerDoor, port: int, kind: CommandKind) -> None:
+    def __init__(self, *, keeper: Keeper, log: LogTail, door: ServerDoor, port: int, kind: CommandKind) -> None:
         self.keeper = keeper
         self.door = door
         self.port = port
         self._kind = kind
-        self._tail = LogTail(log)
+        self._tail = log
         self._follower = LogFollower()
         self._told: set[MilestoneName] = set()
 

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -113,6 +114,16 @@ async def test_identity_comes_before_the_server_and_again_with_its_group(bench: 
         assert [m.name for m in bench.milestones][:2] == ["process started", "arguments parsed"]
         assert server.argv[:5] == (*shlex.split(FAKE)[:4], "serve")
     assert carrying(bench.marker) == []
+
+
+async def test_the_log_of_an_earlier_attempt_says_nothing_about_this_one(bench: Bench) -> None:
+    async with bench.server():
+        pass
+    bench.milestones.clear()
+    with pytest.raises(LaunchFailed) as caught:
+        await bench.launch("--fake-hang-at", "1", stall_s=0.5)
+    assert caught.value.failure.kind is FailureClass.HANG
+    assert [milestone.name for milestone in bench.milestones] == ["process started"]
 
 
 async def test_facts_come_from_log_and_http(bench: Bench) -> None:
@@ -394,6 +405,21 @@ async def test_a_keeper_killed_under_a_running_server(bench: Bench, nothing_left
         await server.drive(made, planned, deadline_s=9.0)
     await server.stop()
     assert nothing_left(bench.marker, 0.0)
+
+
+@pytest.mark.parametrize("phase", ["launching", "measuring", "stopping"])
+def test_killing_the_tuner_in_any_phase_leaves_nothing(
+    tmp_path: Path, nothing_left: NothingLeft, carrying: Carrying, phase: str
+) -> None:
+    script = Path(__file__).parent / "tuner_process.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), phase, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as tuner:
+        assert tuner.stdout is not None
+        marker = tuner.stdout.readline().strip()
+        assert len(carrying(marker)) == 4  # keeper, server and two workers that ignore TERM
+        tuner.kill()
+    assert nothing_left(marker)
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

@@ -166,13 +166,16 @@ class Store:
         self,
         study: str,
         *,
-        number: int,
         config: Config,
         origin: Origin,
         gpus: int,
+        number: int | None = None,
         repeat_of: int | None = None,
     ) -> Trial:
         """A new trial. Numbers are 0-based and without gaps, because Optuna's numbers must equal ours.
+
+        Args:
+            number: what the caller takes for the next number; None takes whichever it is.
 
         Raises:
             StudyBusy: `number` is not the next one: another tuner is adding trials to this study.
@@ -180,14 +183,14 @@ class Store:
         with self._write() as session:
             parent = self._study(session, study)
             count = session.scalar(select(func.count()).where(TrialRow.study_id == parent.id)) or 0
-            if number != count:
+            if number not in (None, count):
                 raise StudyBusy(
                     f"study {study!r} has {count} trials, so the next one is not number {number}",
                     hint="Another tuner is running this study; let it finish or end it with `autotune stop`.",
                 )
             row = TrialRow(
                 study_id=parent.id,
-                number=number,
+                number=count,
                 config_hash=config.hash,
                 config=rows.encoded(config),
                 origin=origin.value,

@@ -120,7 +120,7 @@ def study(store) -> str:
     return store.create_or_resume_study(SPEC).name
 
 
-def begin(store, study, number, config=CONFIG, **more) -> Trial:
+def begin(store, study, number: int | None, config=CONFIG, **more) -> Trial:
     return store.begin_trial(study, number=number, config=config, origin=Origin.SAMPLER, gpus=2, **more)
 
 
@@ -224,7 +224,8 @@ def test_numbers_have_no_gaps_and_are_given_once(store, study):
         with pytest.raises(StudyBusy):
             begin(store, study, number)
     begin(store, study, 1, repeat_of=0)
-    assert [(trial.number, trial.repeat_of) for trial in store.trials(study)] == [(0, None), (1, 0)]
+    begin(store, study, None)
+    assert [(trial.number, trial.repeat_of) for trial in store.trials(study)] == [(0, None), (1, 0), (2, None)]
 
 
 def test_faulted_and_interrupted_attempts_leave_the_trial_open(store, study):

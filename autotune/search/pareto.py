@@ -1,0 +1,230 @@
+"""The front, how much it gained, and the one trial that is recommended; pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune.records import Estimate, Pick, PickRule, Slo, Trial
+from autotune.search.objective import Point, points
+from autotune.units import format_seconds
+
+REFERENCE_THROUGHPUT_SHARE = 0.5
+REFERENCE_TTFT_FACTOR = 4.0
+"""The hypervolume's reference: half the baseline's throughput, four times its p95 TTFT; fixed for a study, so that
+volumes of different moments and samplers compare."""
+
+
+def front(values: Sequence[tuple[float, float]]) -> tuple[int, ...]:
+    """Indices of the points that no other one beats, ascending.
+
+    A point beats another when it is at least as good in both (first value higher, second lower) and better in one, so
+    points of equal values stand and fall together.
+    """
+    order = sorted(range(len(values)), key=lambda index: (-values[index][0], values[index][1]))
+    kept: list[int] = []
+    lowest = math.inf
+    last: tuple[float, float] | None = None
+    for index in order:
+        # In falling order of the first value, a point is beaten exactly when an earlier, different one has a second
+        # value that is no higher.
+        if values[index][1] < lowest or values[index] == last:
+            kept.append(index)
+            lowest, last = values[index][1], values[index]
+    return tuple(sorted(kept))
+
+
+def front_points(trials: Sequence[Trial]) -> tuple[Point, ...]:
+    """The measured configs on the front, lowest p95 TTFT first."""
+    found = points(trials)
+    chosen = [found[index] for index in front([point.values for point in found])]
+    return tuple(sorted(chosen, key=lambda point: (point.ttft_p95_s.value, point.number)))
+
+
+def front_of(trials: Sequence[Trial]) -> tuple[int, ...]:
+    """Numbers of the trials on the front, lowest p95 TTFT first; a repeated config appears as its first trial."""
+    return tuple(point.number for point in front_points(trials))
+
+
+def reference_of(baseline: Point) -> tuple[float, float]:
+    """The hypervolume's reference for a study of this baseline: (tokens/s per GPU, seconds)."""
+    return (
+        baseline.tok_s_per_gpu.value * REFERENCE_THROUGHPUT_SHARE,
+        baseline.ttft_p95_s.value * REFERENCE_TTFT_FACTOR,
+    )
+
+
+def hypervolume(values: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float | None:
+    """Area between the front and `reference` in natural-log objectives, exact; None without points.
+
+    Args:
+        values: (throughput to maximise, TTFT to minimise), all above 0.
+        reference: points that are not better than it in both add nothing.
+    """
+    if not values:
+        return None
+    base_x, base_y = math.log(reference[0]), math.log(reference[1])
+    logs = [(math.log(throughput), math.log(ttft)) for throughput, ttft in values]
+    inside = [(x, y) for x, y in logs if x > base_x and y < base_y]
+    area = 0.0
+    ceiling = base_y
+    # Highest throughput first: each point of the front adds the strip between its TTFT and the one before.
+    for x, y in sorted(inside, key=lambda point: (-point[0], point[1])):
+        if y < ceiling:
+            area += (x - base_x) * (ceiling - y)
+            ceiling = y
+    return area
+
+
+def pick(
+    trials: Sequence[Trial],
+    baseline: Trial | None = None,
+    rule: PickRule = PickRule.KNEE,
+    slo: Slo | None = None,
+) -> Pick | None:
+    """The one trial to recommend, with its reason in plain words; None when nothing qualifies.
+
+    With an SLO: the highest throughput whose p95 TTFT meets it, judged by the interval's upper bound if there is one.
+    Without: by `rule`. The knee is, among the front's trials that are no worse than the baseline in either objective
+    (within its interval), the one with the largest product of log gains; where there is none, the front's point
+    furthest from the chord between its ends, in log space. Ties: lower TTFT, then lower number.
+
+    Args:
+        baseline: what gains are counted against; trial 0 when it is not given.
+    """
+    found = points(trials)
+    if not found:
+        return None
+    base = _baseline_point(found, trials, baseline)
+    if slo is not None:
+        return _pick_slo(found, base, slo)
+    on_front = [found[index] for index in front([point.values for point in found])]
+    match rule:
+        case PickRule.THROUGHPUT:
+            best = min(on_front, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
+            return _made(best, base, rule, f"the highest throughput: {_figures(best)}")
+        case PickRule.LATENCY:
+            best = min(on_front, key=lambda p: (p.ttft_p95_s.value, -p.tok_s_per_gpu.value, p.number))
+            return _made(best, base, rule, f"the lowest p95 TTFT: {_figures(best)}")
+        case PickRule.KNEE:
+            return _pick_knee(on_front, base)
+
+
+def _baseline_point(found: Sequence[Point], trials: Sequence[Trial], baseline: Trial | None) -> Point | None:
+    if baseline is None:
+        baseline = next((trial for trial in trials if trial.number == 0), None)
+    if baseline is None:
+        return None
+    return next((point for point in found if point.config_hash == baseline.config.hash), None)
+
+
+def _pick_slo(found: Sequence[Point], base: Point | None, slo: Slo) -> Pick | None:
+    meeting = [point for point in found if _judged_s(point.ttft_p95_s)[0] <= slo.limit_s]
+    if not meeting:
+        return None
+    best = min(meeting, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
+    judged_s, how = _judged_s(best.ttft_p95_s)
+    return _made(
+        best,
+        base,
+        PickRule.THROUGHPUT,
+        f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}: {_figures(best)} "
+        f"({how} {format_seconds(judged_s)})",
+    )
+
+
+def _judged_s(ttft: Estimate) -> tuple[float, str]:
+    """The figure that an SLO is held against, and what it is."""
+    if ttft.high is not None:
+        return ttft.high, "judged by the upper bound of its 95 % interval,"
+    return ttft.value, "judged by the estimate, as there were too few samples for an interval,"
+
+
+def _pick_knee(on_front: Sequence[Point], base: Point | None) -> Pick:
+    better = [] if base is None else [p for p in on_front if p is not base and _no_worse(p, base)]
+    if base is not None and better:
+        best = min(better, key=lambda p: (*_negated_gains(p, base), p.ttft_p95_s.value, p.number))
+        return _made(
+            best,
+            base,
+            PickRule.KNEE,
+            f"the best balance of the {_count(len(better), 'config')} of the front that are no worse than the baseline "
+            f"in either figure: {_figures(best)}",
+        )
+    best = min(on_front, key=lambda p: (-_bulge(p, on_front), p.ttft_p95_s.value, p.number))
+    why = (
+        "the baseline has no figures to compare with"
+        if base is None
+        else "no config of the front matches the baseline in both figures"
+    )
+    return _made(
+        best,
+        base,
+        PickRule.KNEE,
+        f"the knee of the front, where more throughput begins to cost more TTFT than before: {_figures(best)} ({why})",
+    )
+
+
+def _no_worse(point: Point, base: Point) -> bool:
+    floor, ceiling = base.tok_s_per_gpu.low, base.ttft_p95_s.high
+    return point.tok_s_per_gpu.value >= (base.tok_s_per_gpu.value if floor is None else floor) and (
+        point.ttft_p95_s.value <= (base.ttft_p95_s.value if ceiling is None else ceiling)
+    )
+
+
+def _negated_gains(point: Point, base: Point) -> tuple[float, float]:
+    """Minus the product of both log gains, then minus their sum.
+
+    A gain below 0 (worse, but within the baseline's interval) counts as none, or two of them would make a product above
+    0; the sum ranks those that gain in one figure only.
+    """
+    throughput = point.logs[0] - base.logs[0]
+    ttft = base.logs[1] - point.logs[1]
+    return -max(throughput, 0.0) * max(ttft, 0.0), -(throughput + ttft)
+
+
+def _bulge(point: Point, on_front: Sequence[Point]) -> float:
+    """Distance from the chord between the front's ends, up to a factor; above 0 on the better side.
+
+    The cross product orders points like the distance does, whatever the units of the two axes.
+    """
+    ends = sorted(on_front, key=lambda p: (p.ttft_p95_s.value, p.number))
+    (x0, y0), (x1, y1) = ends[0].logs, ends[-1].logs
+    x, y = point.logs
+    # Exactly 0 at the ends: rounding must not decide between them.
+    if point.values in (ends[0].values, ends[-1].values):
+        return 0.0
+    return (x - x0) * (y1 - y0) - (y - y0) * (x1 - x0)
+
+
+def _made(best: Point, base: Point | None, rule: PickRule, reason: str) -> Pick:
+    text = f"{reason}{_against(best, base)}"
+    if len(best.numbers) > 1:
+        text += f"; means of {len(best.numbers)} runs"
+    return Pick(
+        number=best.number,
+        rule=rule,
+        reason=text,
+        throughput_gain=None if base is None else best.tok_s_per_gpu.value / base.tok_s_per_gpu.value,
+        ttft_gain=None if base is None else best.ttft_p95_s.value / base.ttft_p95_s.value,
+    )
+
+
+def _against(best: Point, base: Point | None) -> str:
+    if base is None:
+        return ""
+    if best is base:
+        return "; this is the baseline itself"
+    throughput = best.tok_s_per_gpu.value / base.tok_s_per_gpu.value - 1
+    ttft = best.ttft_p95_s.value / base.ttft_p95_s.value - 1
+    return f"; {throughput:+.0%} throughput and {ttft:+.0%} p95 TTFT against the baseline"
+
+
+def _figures(point: Point) -> str:
+    return (
+        f"{point.tok_s_per_gpu.value:,.0f} output tokens/s per GPU at {format_seconds(point.ttft_p95_s.value)} p95 TTFT"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

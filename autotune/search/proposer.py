@@ -1,0 +1,275 @@
+"""Which config to try next.
+
+A proposal is a pure function of the study's seed, its space and its history: a fresh in-memory Optuna study is made
+from the history for every proposal, and its sampler is seeded by (seed, number of the next trial). So a study that was
+killed and resumed proposes exactly what an uninterrupted one would have, and nothing has to be saved.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import optuna
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from autotune.records import Config, Outcome, Trial, Value
+from autotune.search.objective import objectives, points
+from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
+from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled
+from autotune.search.space import SearchSpace
+
+ASKS = 48
+"""Proposals of the sampler that may be known or refused before a seeded draw decides; each costs milliseconds."""
+
+STARTUP = (4, 10)
+"""Random trials before a model takes over: a quarter of the budget within these bounds."""
+
+POPULATION = (4, 50)
+"""NSGA-II's population: a sixth of the budget within these bounds, so that a few generations are bred."""
+
+LISTABLE = 200_000
+"""Spaces up to this size are listed for a draw; larger ones are drawn from parameter by parameter first."""
+
+MAX_INFEASIBLE_PER_MEASURED = 9
+"""TPE calls the best tenth of all it knows good, infeasible ones included. Were more than nine tenths infeasible, some
+of them would stand among the good and be proposed for it."""
+
+_CONSTRAINT = "infeasible"
+_DIRECTIONS = (StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lesson:
+    """One config that the sampler is told about: values None for one that is running or was abandoned."""
+
+    config: Config
+    state: TrialState
+    values: tuple[float, float] | None
+    violation: float | None
+
+
+class Proposer:
+    """Proposes configs of one space by one sampler."""
+
+    def __init__(self, space: SearchSpace, sampler_name: str, seed: int) -> None:
+        """Args: sampler_name: one of `SAMPLERS`.
+
+        Raises:
+            InvalidOption: an unknown sampler, or one whose libraries are missing.
+        """
+        self.space = space
+        self.sampler_name = check_sampler(sampler_name)
+        self.seed = seed
+        self._dials = tuple(Dial.of(parameter) for parameter in space.parameters)
+        self._names = {parameter.name for parameter in space.parameters}
+        self._conditional = any(parameter.when for parameter in space.parameters)
+        self._size = space.size
+        self._listed: list[Config] | None = None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def propose(
+        self,
+        history: Sequence[Trial],
+        rejected: Iterable[Config] = (),
+        is_allowed: Callable[[Config], bool] = lambda _: True,
+        budget: int | None = None,
+    ) -> Config | None:
+        """A config of the space that was not tried yet; None when none is left.
+
+        Args:
+            history: all trials so far, running ones included. Their configs may hold more than the space's parameters.
+            rejected: configs that rules refused before; never proposed, and taught to the sampler as infeasible.
+            is_allowed: the rules; asked about each candidate.
+            budget: trials the study is meant to have; sets how many of them are random.
+        """
+        refused = tuple(rejected)
+        tried = {self._key(trial.config) for trial in history} | {self._key(config) for config in refused}
+
+        def fresh(config: Config) -> bool:
+            return self._key(config) not in tried and is_allowed(config)
+
+        number = max((trial.number for trial in history), default=-1) + 1
+        found: Config | None = None
+        if self.sampler_name == "qmc":
+            sequence = halton(self.space, self.seed, 64 + 16 * (len(tried) + 1))
+            found = next((config for config in sequence if fresh(config)), None)
+        elif self.sampler_name == "grid" and self._size <= LISTABLE:
+            return next((config for config in self._configs() if fresh(config)), None)
+        elif self.sampler_name != "grid":
+            found = self._ask(number, history, refused, tried, fresh, budget)
+        return found if found is not None else self._draw(number, fresh)
+
+    # What the sampler is told
+
+    def _lessons(self, history: Sequence[Trial], refused: Sequence[Config]) -> tuple[list[_Lesson], list[_Lesson]]:
+        """What there is to learn from the rules, and from trials, oldest first; each config once.
+
+        Faulted trials teach nothing: the environment was bad, not the config. A config that lacks a parameter of the
+        space (vLLM's own defaults as the baseline) is left out: samplers that model parameters jointly would drop every
+        parameter it lacks.
+        """
+        measured = {point.config_hash: point for point in points(history)}
+        worst = self._worst(history)
+        good: list[tuple[int, _Lesson]] = []
+        bad: list[tuple[int, _Lesson]] = []
+        told: set[str] = set()
+        for trial in history:
+            config, key = self._projected(trial.config), self._key(trial.config)
+            if config is None or key in told:
+                continue
+            if trial.config.hash in measured:
+                values = measured[trial.config.hash].logs
+                lesson = _Lesson(config=config, state=TrialState.COMPLETE, values=values, violation=0.0)
+                good.append((trial.number, lesson))
+            elif trial.result is None:
+                good.append(
+                    (trial.number, _Lesson(config=config, state=TrialState.RUNNING, values=None, violation=None))
+                )
+            elif trial.result.outcome is Outcome.ABANDONED:
+                good.append(
+                    (trial.number, _Lesson(config=config, state=TrialState.PRUNED, values=None, violation=None))
+                )
+            elif trial.result.outcome in (Outcome.INFEASIBLE, Outcome.REJECTED):
+                bad.append((trial.number, _infeasible(config, worst)))
+            else:
+                continue
+            told.add(key)
+        complete = sum(1 for _, lesson in good if lesson.state is TrialState.COMPLETE)
+        # Rules refuse far more than fails at launch; taught in full they would drown what was measured.
+        room = max(0, MAX_INFEASIBLE_PER_MEASURED * complete - len(bad))
+        taught = [config for config in (self._projected(one) for one in refused) if config is not None]
+        taught = taught[-min(room, len(good) + len(bad)) :] if room else []
+        bad = bad[-MAX_INFEASIBLE_PER_MEASURED * complete :] if complete else []
+        by_rules = [_infeasible(config, worst) for config in taught]
+        return by_rules, [lesson for _, lesson in sorted([*good, *bad], key=lambda pair: pair[0])]
+
+    def _worst(self, history: Sequence[Trial]) -> tuple[float, float]:
+        """Log objectives for infeasible configs: worse than the baseline, and never seen outside this study."""
+        measured = [pair for pair in map(objectives, history) if pair is not None]
+        if not measured:
+            return math.log(REFERENCE_THROUGHPUT_SHARE), math.log(REFERENCE_TTFT_FACTOR)
+        throughput, ttft = measured[0]
+        return (
+            math.log(throughput.value * REFERENCE_THROUGHPUT_SHARE),
+            math.log(ttft.value * REFERENCE_TTFT_FACTOR),
+        )
+
+    def _projected(self, config: Config) -> Config | None:
+        """The config of the space inside `config`; None when it lacks a parameter or holds another value."""
+        inside = Config.of({name: value for name, value in config if name in self._names})
+        return inside if self.space.contains(inside) else None
+
+    def _key(self, config: Config) -> str:
+        """What makes two configs the same trial: the hash over the space's own parameters."""
+        return Config.of({name: value for name, value in config if name in self._names}).hash
+
+    # Asking Optuna
+
+    def _ask(
+        self,
+        number: int,
+        history: Sequence[Trial],
+        refused: Sequence[Config],
+        tried: set[str],
+        fresh: Callable[[Config], bool],
+        budget: int | None,
+    ) -> Config | None:
+        by_rules, lessons = self._lessons(history, refused)
+        startup = _within(STARTUP, budget, 4)
+        learning = sum(1 for lesson in lessons if lesson.state is not TrialState.RUNNING) >= startup
+        # Without one measured trial a model would call the first infeasible config good, for want of a better one.
+        some_good = any(lesson.violation == 0.0 for lesson in lessons)
+        sampler = make_sampler(
+            self.sampler_name if some_good else "random",
+            seed=derived_seed(self.seed, number),
+            conditional=self._conditional,
+            # What rules refused costs nothing, so it does not end the random start.
+            startup=startup + len(by_rules),
+            population=_within(POPULATION, budget, 6),
+        )
+        study = optuna.create_study(directions=_DIRECTIONS, sampler=sampler)
+        for lesson in (*by_rules, *lessons):
+            self._teach(study, sampler, lesson)
+        worst = self._worst(history)
+        for _ in range(ASKS):
+            trial = study.ask()
+            config = self._suggested(trial)
+            if fresh(config):
+                return config
+            if self._key(config) in tried or not learning:
+                # A config that was tried stays RUNNING here, which makes TPE look elsewhere for the next one.
+                continue
+            trial.set_constraint(_CONSTRAINT, 1.0)
+            study.tell(trial, worst)
+        return None
+
+    def _suggested(self, trial: optuna.Trial) -> Config:
+        values: dict[str, Value] = {}
+        for dial in self._dials:
+            name = dial.parameter.name
+            if not self.space.is_active(dial.parameter, values):
+                continue
+            if len(dial.order) == 1:
+                index = 0
+            elif dial.ordered:
+                index = trial.suggest_int(name, 0, len(dial.order) - 1)
+            else:
+                index = trial.suggest_categorical(name, dial.indices)
+            values[name] = dial.order[index]
+        return Config.of(values)
+
+    def _teach(self, study: optuna.Study, sampler: optuna.samplers.BaseSampler, lesson: _Lesson) -> None:
+        if not isinstance(sampler, optuna.samplers.NSGAIISampler) or lesson.state is not TrialState.COMPLETE:
+            study.add_trial(self._frozen(lesson))
+            return
+        # NSGA-II numbers generations while trials run, so each one has to run for a moment.
+        study.add_trial(self._frozen(replace(lesson, state=TrialState.RUNNING, values=None)))
+        running = study.get_trials(deepcopy=False)[-1]
+        sampler.get_trial_generation(study, running)
+        study.tell(running.number, lesson.values)
+
+    def _frozen(self, lesson: _Lesson) -> FrozenTrial:
+        config = lesson.config.as_dict()
+        active = [dial for dial in self._dials if dial.parameter.name in config and len(dial.order) > 1]
+        return optuna.trial.create_trial(
+            state=lesson.state,
+            values=lesson.values,
+            params={dial.parameter.name: dial.index(config[dial.parameter.name]) for dial in active},
+            distributions={dial.parameter.name: dial.distribution for dial in active},
+            constraints=None if lesson.violation is None else {_CONSTRAINT: lesson.violation},
+        )
+
+    # Without a model
+
+    def _draw(self, number: int, fresh: Callable[[Config], bool]) -> Config | None:
+        """A seeded, uniform choice of what is left; None when nothing is."""
+        rng = random.Random(derived_seed(self.seed, number, "draw"))
+        if self._size > LISTABLE:
+            for _ in range(20 * ASKS):
+                drawn = {parameter.name: rng.choice(parameter.choices) for parameter in self.space.parameters}
+                config = self.space.canonical(drawn)
+                if fresh(config):
+                    return config
+            return next((config for config in self.space if fresh(config)), None)
+        # The first that passes of a shuffled list is a uniform choice, and asks the rules no more often than needed.
+        configs = list(self._configs())
+        rng.shuffle(configs)
+        return next((config for config in configs if fresh(config)), None)
+
+    def _configs(self) -> list[Config]:
+        if self._listed is None:
+            self._listed = shuffled(self.space, self.seed)
+        return self._listed
+
+
+def _infeasible(config: Config, worst: tuple[float, float]) -> _Lesson:
+    return _Lesson(config=config, state=TrialState.COMPLETE, values=worst, violation=1.0)
+
+
+def _within(bounds: tuple[int, int], budget: int | None, parts: int) -> int:
+    low, high = bounds
+    return high if budget is None else max(low, min(high, budget // parts))

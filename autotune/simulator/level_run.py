@@ -1,0 +1,265 @@
+"""The event loop of one load level: clients, API servers and engine replicas in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
+from autotune.simulator.api_server import ApiJob, ApiServer
+from autotune.simulator.replica import Replica
+from autotune.simulator.scheduler import SimRequest, StepPlan
+from autotune.simulator.step_time import Coefficients
+
+REFUSED = "http_4xx"
+"""`RequestRecord.error` of a request that the server answers with 400: the word the load client uses."""
+
+DEADLINE = "deadline"
+"""`RequestRecord.error` of a request that was open when the level's time was up."""
+
+_Serials = NDArray[np.int64]
+
+
+class LevelRun:
+    """Drives `requests` through the replicas; made for one call of `run`. Times count from the level's start.
+
+    Requests are known by their position in `requests`; serials of `sims` count on over levels, so a serial less the
+    first one is the position.
+    """
+
+    def __init__(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        sims: Sequence[SimRequest],
+        replicas: Sequence[Replica],
+        api_servers: Sequence[ApiServer],
+        coefficients: Coefficients,
+        noise: Callable[[], float],
+        *,
+        max_model_len: int,
+    ) -> None:
+        count = len(requests)
+        self.prompt_tokens = 0
+        self.generation_tokens = 0
+        self._level = level
+        self._requests = requests
+        self._sims = sims
+        self._replicas = replicas
+        self._servers = api_servers
+        self._c = coefficients
+        self._noise = noise
+        self._max_model_len = max_model_len
+        self._base = sims[0].serial if sims else 0
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._pushed = 0
+        self._due: list[float] = [0.0] * count
+        self._sent: list[float | None] = [None] * count
+        self._done: list[float | None] = [None] * count
+        self._prefilled = [False] * count
+        self._load = [0] * len(replicas)
+        self._queued_s: list[float] = [0.0] * count
+        self._arrived: list[list[int]] = [[] for _ in replicas]
+        self._queue_times: list[float] = []
+        self._chunks: list[tuple[_Serials, NDArray[np.float64]]] = []
+        self._batch: list[tuple[tuple[SimRequest, ...], _Serials]] = [((), np.empty(0, dtype=np.int64))] * (
+            len(replicas)
+        )
+        self._next = 0
+        self._open = count
+
+    @property
+    def queue_time_mean_s(self) -> float | None:
+        """Mean time from reaching the engine to first admission; None when nothing was admitted."""
+        return sum(self._queue_times) / len(self._queue_times) if self._queue_times else None
+
+    def run(self, *, stagger_s: float, deadline_s: float) -> float:
+        """Run until every request has ended or the deadline; seconds from the level's start to its end.
+
+        Raises:
+            ValueError: a closed loop without concurrency, or an open loop without schedule.
+        """
+        if self._level.arrivals is Arrivals.CLOSED:
+            self._open_slots(stagger_s)
+        else:
+            self._schedule_all()
+        now = 0.0
+        while self._events and self._open:
+            at, _, action = heapq.heappop(self._events)
+            if at > deadline_s:
+                self._give_up()
+                return deadline_s
+            now = at
+            action(now)
+        return now
+
+    def records(self) -> tuple[RequestRecord, ...]:
+        """One record per request, in order."""
+        serials = np.concatenate([s for s, _ in self._chunks]) if self._chunks else np.empty(0, dtype=np.int64)
+        times = np.concatenate([t for _, t in self._chunks]) if self._chunks else np.empty(0)
+        order = np.argsort(serials, kind="stable")  # chunks were appended in order of time
+        bounds = np.searchsorted(serials[order], np.arange(len(self._sims) + 1) + self._base)
+        in_order = times[order].tolist()
+        edges = bounds.tolist()
+        return tuple(
+            self._record(position, tuple(in_order[edges[position] : edges[position + 1]]))
+            for position in range(len(self._sims))
+        )
+
+    def _record(self, position: int, times: tuple[float, ...]) -> RequestRecord:
+        request, done = self._requests[position], self._done[position]
+        refused = self._too_long(request)
+        finished = done is not None and not refused
+        error = REFUSED if refused and done is not None else None if finished else DEADLINE
+        return RequestRecord(
+            index=request.index,
+            scheduled_s=self._due[position],
+            sent_s=self._sent[position],
+            first_byte_s=times[0] if times else done,
+            first_token_s=times[0] if times else None,
+            last_token_s=times[-1] if times else None,
+            done_s=done,
+            token_times_s=times,
+            prompt_tokens=request.prompt_tokens if finished else None,
+            output_tokens=request.output_tokens if finished else None,
+            counted_tokens=len(times),
+            wanted_output_tokens=request.output_tokens,
+            finish_reason="length" if finished else None,
+            status=400 if error == REFUSED else 200 if times else None,
+            error=error,
+            message=f"longer than max_model_len ({self._max_model_len})" if error == REFUSED else None,
+        )
+
+    def _push(self, at: float, action: Callable[[float], None]) -> None:
+        self._pushed += 1
+        heapq.heappush(self._events, (at, self._pushed, action))
+
+    # Clients
+
+    def _open_slots(self, stagger_s: float) -> None:
+        if not self._level.concurrency:
+            raise ValueError(f"level {self._level.name} is a closed loop without concurrency")
+        slots = min(self._level.concurrency, len(self._requests))
+        for slot in range(slots):
+            self._push(stagger_s * slot / slots, self._send_next)
+
+    def _schedule_all(self) -> None:
+        for position, request in enumerate(self._requests):
+            if request.scheduled_s is None:
+                raise ValueError(f"request {request.index} of open-loop level {self._level.name} has no scheduled time")
+            self._push(request.scheduled_s, partial(self._send, position))
+
+    def _send_next(self, now: float) -> None:
+        if self._next < len(self._requests):
+            position = self._next
+            self._next += 1
+            self._send(position, now)
+
+    def _send(self, position: int, now: float) -> None:
+        self._due[position] = self._sent[position] = now
+        server = position % len(self._servers)
+        self._servers[server].receive(now, self._sims[position])
+        self._next_job(server, now)
+
+    def _end(self, position: int, now: float) -> None:
+        self._done[position] = now
+        self._open -= 1
+        if self._level.arrivals is Arrivals.CLOSED:
+            self._send_next(now)
+
+    def _too_long(self, request: PlannedRequest) -> bool:
+        return request.prompt_tokens + request.output_tokens > self._max_model_len
+
+    # API servers
+
+    def _next_job(self, server: int, now: float) -> None:
+        if not self._servers[server].busy:
+            self._start_job(server, now)
+
+    def _start_job(self, server: int, now: float) -> None:
+        job = self._servers[server].next_job(now)
+        if job is not None:
+            self._push(job.until_s, partial(self._job_done, server, job))
+
+    def _job_done(self, server: int, job: ApiJob, now: float) -> None:
+        if job.request is not None:
+            position = job.request.serial - self._base
+            if self._too_long(self._requests[position]):
+                self._end(position, now)
+            else:
+                self._push(now + self._c.api_in_latency_s, partial(self._add, job.request))
+        elif job.serials is not None and job.chunk_times_s is not None:
+            self._chunks.append((job.serials, job.chunk_times_s))
+            for request, _ in job.finished:
+                self._end(request.serial - self._base, now)
+        self._start_job(server, now)
+
+    # Engine replicas
+
+    def _add(self, request: SimRequest, now: float) -> None:
+        index = min(range(len(self._load)), key=self._load.__getitem__)
+        position = request.serial - self._base
+        self._load[index] += 1
+        self._arrived[index].append(position)
+        self._replicas[index].scheduler.add(request)
+        self._launch(index, now)
+
+    def _launch(self, index: int, now: float) -> None:
+        if self._replicas[index].polls:
+            # The engine stamps a request as queued when its loop comes round to it, not when it arrives.
+            for position in self._arrived[index]:
+                self._queued_s[position] = now
+            self._arrived[index].clear()
+        for step in self._replicas[index].launch(now, self._noise):
+            for request in step.plan.admitted:
+                if not request.preemptions:
+                    self._queue_times.append(now - self._queued_s[request.serial - self._base])
+            self._push(step.end_s, partial(self._step_end, index, step.plan))
+
+    def _step_end(self, index: int, plan: StepPlan, now: float) -> None:
+        self._replicas[index].finish(plan)
+        self._load[index] -= len(plan.finishing)
+        self.generation_tokens += plan.emitting
+        for request in plan.finished_prefill:
+            # Once for each request, also when it was preempted and its prompt computed again.
+            if not self._prefilled[request.serial - self._base]:
+                self._prefilled[request.serial - self._base] = True
+                self.prompt_tokens += request.prompt_tokens
+        at = now + self._c.api_out_latency_s
+        serials = self._emitting(index, plan)
+        servers = len(self._servers)
+        if servers == 1:
+            self._push(at, partial(self._output, 0, serials, plan.finishing))
+        else:
+            owner = (serials - self._base) % servers
+            for server in range(servers):
+                own = serials[owner == server]
+                if len(own):
+                    ended = tuple(r for r in plan.finishing if (r.serial - self._base) % servers == server)
+                    self._push(at, partial(self._output, server, own, ended))
+        self._launch(index, now)
+
+    def _emitting(self, index: int, plan: StepPlan) -> _Serials:
+        """Serials of the requests that got a token; the decoding part is kept while the batch does not change."""
+        known, serials = self._batch[index]
+        if plan.decoding is not known:
+            serials = np.array([r.serial for r in plan.decoding], dtype=np.int64)
+            self._batch[index] = (plan.decoding, serials)
+        if not plan.finished_prefill:
+            return serials
+        return np.append(serials, [r.serial for r in plan.finished_prefill])
+
+    def _output(self, server: int, serials: _Serials, finishing: tuple[SimRequest, ...], now: float) -> None:
+        self._servers[server].emit(now, serials, finishing)
+        self._next_job(server, now)
+
+    def _give_up(self) -> None:
+        """The level's time is up: the clients hang up, and the engine forgets their requests."""
+        for request in self._sims:
+            for replica in self._replicas:
+                replica.scheduler.abort(request)
+        self._open = 0

@@ -187,7 +187,7 @@ def deployment_from(
         environment=environment,
         secret_names=tuple(dict.fromkeys(("HF_TOKEN", *secrets, *extra_secrets))),
         extra_args=extra,
-        command=study.command,
+        command=_host_command(study.command),
         gpus=gpus,
         gpu_indices=gpu_indices,
         vllm_version=version,
@@ -233,6 +233,12 @@ def _provenance(
         resolved=trial.result.facts if trial.result else None,
         caveats=tuple(caveat.text for caveat in _caveats(trial)),
     )
+
+
+def _host_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The server command for targets on the host; a template (a container, a wrapper) is no part of a deployment."""
+    template = any(mark in word for word in command for mark in ("{port}", "{model}", "{flags}"))
+    return ("vllm", "serve") if template or not command else command
 
 
 def _promotable(study: StudyFacts, trial: Trial, *, allow_simulated: bool) -> tuple[TrialResult, bool]:

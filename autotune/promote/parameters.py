@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from autotune.engine.flags import to_argv, to_env
 from autotune.errors import InvalidOption
 from autotune.records import Config, Value
 
@@ -41,7 +42,7 @@ def split_parameters(
             if _SECRET_ENV.search(variable):
                 secrets.append(variable)
             else:
-                environment[variable] = _env_text(value)
+                environment |= to_env(Config.of({name: value}))
             continue
         flag = _dashed(name)
         if not _FLAG_NAME.match(flag):
@@ -57,10 +58,6 @@ def _dashed(name: str) -> str:
     """vLLM's YAML ignores `enable_prefix_caching: false`; only the part before a dot is a flag's own name."""
     head, dot, key = name.removeprefix("--").partition(".")
     return f"{head.replace('_', '-')}{dot}{key}"
-
-
-def _env_text(value: Value) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def without_secrets_and_place(extra_args: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -90,20 +87,11 @@ def extra_value(extra_args: tuple[str, ...], flag: str) -> str | None:
 
 
 def flag_tokens(flags: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
-    """Flags as argument vector: True is `--x`, False `--no-x`, None is left out, a value is a word of its own."""
-    tokens: list[str] = []
-    for name, value in flags:
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            tokens.append(f"--{name}" if value else f"--no-{name}")
-        elif str(value).startswith("-"):
-            tokens.append(f"--{name}={value}")  # argparse would take a separate `-1x` for another flag
-        else:
-            tokens += [f"--{name}", str(value)]
-    return tuple(tokens)
+    """Flags as the engine launched them when they were measured; see `engine.flags.to_argv`."""
+    return to_argv(Config(params=tuple(flags)))
 
 
 def model_tokens(command: tuple[str, ...], model: str) -> tuple[str, ...]:
-    """The model, positional after `serve` (where `--model` is refused), `--model M` for the bare API server."""
-    return (model,) if command and command[-1] == "serve" else ("--model", model)
+    """The model: positional for `serve` (where `--model` is refused), `--model M` for the bare API server."""
+    bare = any(word.endswith(("api_server", "api_server.py")) for word in command)
+    return ("--model", model) if bare else (model,)

@@ -68,7 +68,7 @@ def _refuse_foreign(paths: Sequence[Path], deployment: str) -> None:
                 "--out",
                 str(path),
                 f"a folder without that file, or with the unedited file of deployment {deployment!r}",
-                hint="The file is somebody else's or was edited. Choose another --out, or overwrite it with --force.",
+                hint="The file is somebody else's or was edited. Choose another --out, or give --overwrite.",
             )
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.records import Failure, Latency, Measurement, ServerFacts, Trial
-from autotune.report.grid import add, column, grid, pairs, titled, unbroken
+from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.json_view import caveats_of
 from autotune.report.tables import heading
 from autotune.report.view import StudyView
@@ -41,7 +41,7 @@ def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: s
     mark = " (simulated)" if trial.result and trial.result.simulated else ""
     parts: list[RenderableType] = [_summary(view, trial, mark, log_path)]
     if serve_line:
-        parts.append(Group(Text("Serve it", style="bold"), unbroken(printable(serve_line)), Text()))
+        parts.append(Group(Text("Serve it", style="bold"), Unbroken(text=printable(serve_line)), Text()))
     result = trial.result
     if result is None:
         return parts
@@ -144,22 +144,22 @@ def _offered(measured: Measurement) -> str:
 
 
 def _server_said(measurements: tuple[Measurement, ...], mark: str) -> Group:
+    """One column a level; what the server did not say is `-`."""
     table = grid()
-    column(table, "level", at_least=max(len(measured.level.name) for measured in measurements))
-    for head in ("preemptions", "prefix hits", "queue mean", "KV max", "running max", "waiting max"):
-        column(table, head, right=True)
+    column(table, "")
     for measured in measurements:
-        said = measured.server
-        add(
-            table,
-            printable(measured.level.name),
-            number(said.preemptions if said else None),
-            share(said.prefix_hit_share if said else None),
-            seconds(said.queue_time_mean_s if said else None),
-            share(said.kv_usage_max if said else None),
-            number(said.running_max if said else None),
-            number(said.waiting_max if said else None),
-        )
+        column(table, printable(measured.level.name), right=True)
+    said = [measured.server for measured in measurements]
+    rows = [
+        ("preemptions", [number(at.preemptions if at else None) for at in said]),
+        ("prefix hits", [share(at.prefix_hit_share if at else None) for at in said]),
+        ("queue time, mean", [seconds(at.queue_time_mean_s if at else None) for at in said]),
+        ("KV cache used, maximum", [share(at.kv_usage_max if at else None) for at in said]),
+        ("requests running, maximum", [number(at.running_max if at else None) for at in said]),
+        ("requests waiting, maximum", [number(at.waiting_max if at else None) for at in said]),
+    ]
+    for name, cells in rows:
+        add(table, name, *cells)
     return titled(f"What the server counted{mark}", table)
 
 

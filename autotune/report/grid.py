@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -15,14 +17,12 @@ def titled(title: str, table: Table) -> Group:
 
 def grid() -> Table:
     """A table with a ruled head; columns come by `column`."""
-    return Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    return Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
 
 
-def column(table: Table, head: str, *, right: bool = False, at_least: int | None = None) -> None:
+def column(table: Table, head: str, *, right: bool = False) -> None:
     """One column. Figures stay in one piece, words fold; nothing is cut off."""
-    table.add_column(
-        Text(head), justify="right" if right else "left", no_wrap=right, overflow="fold", min_width=at_least
-    )
+    table.add_column(Text(head), justify="right" if right else "left", no_wrap=right, overflow="fold")
 
 
 def pairs() -> Table:
@@ -38,11 +38,22 @@ def add(table: Table, *cells: str | Text, style: str | None = None) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
-def unbroken(text: str) -> Text:
-    """A line to paste: never folded, however narrow the terminal; needs `print_to`, which does not crop."""
-    return Text(text, no_wrap=True, overflow="ignore")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unbroken:
+    """A line to paste: `print_to` leaves it in one piece however narrow the terminal; elsewhere it folds."""
+
+    text: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.text, overflow="fold")
 
 
 def print_to(console: Console, renderable: RenderableType) -> None:
-    """Print without cropping what is unbroken on purpose."""
-    console.print(renderable, crop=False)
+    """Print part by part, since rich would crop a line that is longer than its console."""
+    if isinstance(renderable, Group):
+        for part in renderable.renderables:
+            print_to(console, part)
+    elif isinstance(renderable, Unbroken):
+        console.print(Text(renderable.text), soft_wrap=True)
+    else:
+        console.print(renderable)

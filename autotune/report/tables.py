@@ -63,17 +63,15 @@ def front_table(view: StudyView) -> RenderableType:
     if not front:
         return Text("No trial was measured yet, so there is no front.\n")
     base = view.baseline_trial
-    extra = [base] if base and base.measured and base.number not in view.front else []
-    table = _table("trial", "GPUs", "tok/s per GPU", "tok/s", "TTFT p95", "", "settings")
-    for trial in (*front, *extra):
+    shown = [*front, *([base] if base and base.measured and base.number not in view.front else [])]
+    # With one GPU everywhere the total says the same as the figure per GPU.
+    total = any(trial.gpus > 1 for trial in shown)
+    table = _table("trial", "GPUs", "tok/s per GPU", *(["tok/s"] if total else []), "TTFT p95", "", "settings")
+    for trial in shown:
         add(
             table,
-            *(
-                str(trial.number),
-                str(trial.gpus),
-                brief_rate(trial.output_tok_s_per_gpu),
-                brief_rate(trial.output_tok_s),
-            ),
+            *(str(trial.number), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
+            *([brief_rate(trial.output_tok_s)] if total else []),
             *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial)),
             style="bold" if view.pick and view.pick.number == trial.number else None,
         )
@@ -146,7 +144,7 @@ def _plain(value: int | None) -> str:
 def _table(*heads: str) -> Table:
     table = grid()
     for head in heads:
-        column(table, head, right=head in _NUMERIC, at_least=28 if head == "settings" else None)
+        column(table, head, right=head in _NUMERIC)
     return table
 
 

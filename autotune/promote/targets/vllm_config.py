@@ -7,6 +7,7 @@ was dropped up to 0.26 (the flag keeps its default True), a key with underscores
 
 from __future__ import annotations
 
+from autotune.engine.flags import STORE_TRUE_FLAGS
 from autotune.promote.command import drain_flags
 from autotune.promote.manifest import Deployment
 from autotune.promote.parameters import flag_tokens, model_tokens
@@ -33,7 +34,8 @@ def document(deployment: Deployment) -> dict[str, bool | int | float | str]:
         if value is None or _only_on_command_line(value):
             continue
         if isinstance(value, bool):
-            entries[name if value else f"no-{name}"] = True
+            if value or name not in STORE_TRUE_FLAGS:  # these have no `--no-` form, and are off when absent
+                entries[name if value else f"no-{name}"] = True
         else:
             entries[name] = value
     return entries

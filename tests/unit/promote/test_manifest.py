@@ -5,7 +5,7 @@ import pytest
 from promote_cases import NODE, bash_words, deployment, trial
 
 from autotune.errors import InvalidOption, NotPromotable
-from autotune.promote import serve_argv, serve_line
+from autotune.promote import Target, render, serve_argv, serve_line
 from autotune.promote.manifest import official_image
 from autotune.records import Config, Outcome, ServerFacts
 
@@ -121,6 +121,20 @@ def test_the_bare_api_server_takes_its_model_as_a_flag() -> None:
     command = ("/venv/bin/python", "-m", "vllm.entrypoints.openai.api_server")
     argv = serve_argv(deployment(command=command))
     assert argv[:5] == (*command, "--model", "meta-llama/Llama-3.1-8B-Instruct")
+
+
+def test_a_wrapped_command_takes_the_model_first_and_a_template_is_left_behind() -> None:
+    assert serve_argv(deployment(command=("numactl", "-N", "0", "vllm", "serve")))[5].startswith("meta-llama/")
+    assert serve_argv(deployment(command=("docker", "run", "img", "--port", "{port}")))[:2] == ("vllm", "serve")
+
+
+def test_a_switch_without_a_negative_form_is_left_out_when_off() -> None:
+    made = deployment(trial({"disable-log-stats": False, "enforce-eager": False}))
+    assert "--no-disable-log-stats" not in serve_argv(made)
+    assert "--no-enforce-eager" in serve_argv(made)
+    (file,) = render(made, [Target.VLLM_CONFIG])
+    assert "disable-log-stats" not in file.text
+    assert "no-enforce-eager: true" in file.text
 
 
 @pytest.mark.parametrize("model", ["-rf", "./here", "../up", "~/m", "", "a\0b", "a\ud800"])

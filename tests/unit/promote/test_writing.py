@@ -26,7 +26,7 @@ def test_an_unedited_file_of_the_same_deployment_is_replaced(tmp_path: Path) -> 
 def test_a_foreign_file_stops_everything(tmp_path: Path, present: str) -> None:
     (tmp_path / "prod-chat.sh").write_text(present, encoding="utf-8")
     files = render(deployment(), [Target.DOCKER, Target.SHELL])
-    with pytest.raises(InvalidOption, match="--force"):
+    with pytest.raises(InvalidOption, match="--overwrite"):
         write_files(files, tmp_path, deployment="prod-chat")
     assert [path.name for path in tmp_path.iterdir()] == ["prod-chat.sh"]
     assert (tmp_path / "prod-chat.sh").read_text(encoding="utf-8") == present

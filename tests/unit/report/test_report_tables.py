@@ -1,7 +1,9 @@
+import io
 from dataclasses import replace
 
 import pytest
 from report_cases import measured, running, study
+from rich.console import Console
 
 from autotune.records import Estimate
 from autotune.report import (
@@ -84,14 +86,30 @@ def test_show_has_all_the_evidence() -> None:
     long = "vllm serve m " + "--flag value " * 40
     text = as_text(trial_detail(view, view.trials[1], serve_line=long.strip(), log_path="a/server.log"), width=80)
     assert long.strip() in text  # in one piece, to be pasted
+    folded = Console(file=io.StringIO(), width=40, record=True)
+    folded.print(trial_detail(view, view.trials[1], serve_line=long.strip()))
+    assert folded.export_text().replace("\n", " ").count("--flag value") == 40  # nothing is cut off there either
     for fact in (
         *("place", "pick, on the front", "--max-num-seqs 128", "2,100 [1,995 .. 2,205]", "410 ms [348 ms .. 471 ms]"),
         *("412,336 tokens", "12.58x", "a/server.log", "client_late", "pin the client", "launching  1 min 32 s"),
     ):
         assert fact in text, fact
-    assert line_with(text, "ttft ").split()[:4] == ["ttft", "17", "73.1", "%"]
-    silent = next(line for line in text.splitlines() if line.split()[:2] == ["throughput", "-"])
-    assert silent.split()[1:] == ["-"] * 6  # the server said nothing about that level
+    assert line_with(text, "preemptions").split() == ["preemptions", "-", "17"]  # one level of which nothing was said
+    assert line_with(text, "prefix hits").split() == ["prefix", "hits", "-", "73.1", "%"]
+    assert line_with(text, "queue time").split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_no_table_is_cut_off(width: int) -> None:
+    view = study(trials=(*study().trials, measured(7, 9000.0, 0.2, {"max-num-seqs": 64}, gpus=4)), front=(1, 2, 7))
+    for shown in (front_table(view), trials_table(view), trial_detail(view, view.trials[1])):
+        assert max(len(line) for line in as_text(shown, width=width).splitlines()) <= width
+    for shown in (front_table(view), trials_table(view)):
+        lines = as_text(shown, width=width).splitlines()
+        at = next(line.index("settings") for line in lines if "settings" in line)
+        assert "--max-num-batched-tokens16384--max-num-seqs512" in "".join("".join(line[at:] for line in lines).split())
+    assert line_with(as_text(front_table(view), width=80), "7 ").split()[1:6] == ["4", "2,250", "±5", "%", "9,000"]
+    assert "9,000" not in as_text(front_table(study()))
 
 
 def test_show_tells_what_went_wrong() -> None:

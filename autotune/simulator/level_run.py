@@ -232,7 +232,9 @@ class LevelRun:
         at = now + self._c.api_out_latency_s
         serials = self._emitting(index, plan)
         servers = len(self._servers)
-        if servers == 1:
+        if not len(serials):
+            pass  # a step of nothing but unfinished prompts has nothing to write
+        elif servers == 1:
             self._push(at, partial(self._output, 0, serials, plan.finishing))
         else:
             owner = (serials - self._base) % servers

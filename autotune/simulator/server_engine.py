@@ -118,6 +118,9 @@ class RealTimeEngine:
         self.replicas[index].scheduler.add(request)
         generation = Generation(request=request, replica=index, arrived_s=self.now())
         self._load[index] += 1
+        if self._dead:  # by this very request
+            generation.die()
+            return generation
         self._live[request.serial] = generation
         # Not at once: requests that arrive in the same turn of the event loop reach the engine together.
         self._loop.call_soon(self._launch, index)

@@ -1,8 +1,7 @@
 """A slow scheduler to compare with: walks over every request and block in every step, no counters, no shortcuts.
 
-Written from the rules
-(running first, then waiting; whole prompt reserved; the last admitted is preempted), not from the
-fast one: each request holds a list of block objects, each block says what it holds.
+Written from the rules (running first, then waiting; whole prompt reserved; the last admitted is preempted), not from
+the fast one: each request holds a list of block objects, each block says what it holds.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any
@@ -278,8 +277,3 @@ async def _merge(generations: list[Generation]) -> AsyncIterator[tuple[int, int,
     finally:
         for task in waiting:
             task.cancel()
-
-
-def error_body(message: str) -> str:
-    """An internal error as JSON text, for answers written outside a handler."""
-    return json.dumps(BadRequest(message, status=500, kind="InternalServerError").body)

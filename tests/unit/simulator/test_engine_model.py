@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autotune.errors import InvalidFile
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
@@ -100,6 +102,14 @@ def test_noise_of_throughput_is_about_half_a_percent() -> None:
         figures(simulation(seed=s, c=Coefficients()).run(closed(), chat()).records).output_tok_s for s in range(12)
     ]
     assert 0.001 < np.std(rates) / np.mean(rates) < 0.01
+
+
+def test_steps_that_hold_only_unfinished_prompts_write_nothing_and_end() -> None:
+    # 3,500 prompt tokens through a budget of 1,024: the first three steps give no request a token.
+    request = PlannedRequest(index=0, prompt_tokens=3500, output_tokens=2, content_seed=1)
+    level = simulation(max_num_batched_tokens=1024).run(closed(1, 1), (request,))
+    assert level.records[0].output_tokens == 2
+    assert len(level.records[0].token_times_s) == 2
 
 
 def test_open_loop_keeps_its_schedule() -> None:
@@ -215,6 +225,21 @@ def test_tensor_parallel_shortens_a_long_prompt() -> None:
     )
     # The arithmetic halves; API server and all-reduces do not.
     assert 0.5 < two.ttft_p50_s / one.ttft_p50_s < 0.75
+
+
+def test_500_chat_requests_take_at_most_half_a_second_of_one_core() -> None:
+    sim, requests = simulation(c=Coefficients()), chat(500)
+    begun = time.process_time()
+    level = sim.run(closed(500, 128), requests)
+    assert time.process_time() - begun < 0.5
+    assert sum(r.error is None for r in level.records) == 500
+
+
+def test_rows_that_are_no_recorded_loads_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"kind": "failure"}\n{"kind": "load", "name": "x"}\n')
+    with pytest.raises(InvalidFile, match="line 2"):
+        read_recorded(file)
 
 
 def test_more_gpus_than_the_node_has_are_refused() -> None:

@@ -16,7 +16,9 @@ CONTEXT_BYTES = round(0.51 * GIB)
 """CUDA context of a process with nothing loaded (recorded on an H200, `worker init memory snapshot`)."""
 
 GRAPH_BYTES = round(0.98 * GIB)
-"""CUDA graphs of 51 sizes of a 32-layer model (recorded, `Graph capturing finished`); on top of the requested share."""
+"""CUDA graphs of 51 sizes of a 32-layer model (recorded, `Graph capturing finished`); on top of the requested share.
+
+That a share too near 1 therefore runs out of memory at warm-up is our inference; no such start was recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,11 +37,11 @@ def pareto(
     as_json: Json = False,
 ) -> None:
     """Show the front of a study, and the trial to pick."""
-    from rich.console import Console
-
+    from autotune.cli.console import output_console
     from autotune.cli.views import find_study, opened, view_of
     from autotune.errors import InvalidOption
     from autotune.report.csv_view import trials_csv
+    from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.tables import study_report
     from autotune.session import Places
@@ -61,7 +61,7 @@ def pareto(
     elif as_csv:
         typer.echo(trials_csv(view, view.trials), nl=False)
     else:
-        Console().print(study_report(view))
+        print_to(output_console(), study_report(view))
         if picture is not None:
             typer.echo(f"Picture: {picture}")
 
@@ -94,10 +94,10 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
-    from rich.console import Console
-
+    from autotune.cli.console import output_console
     from autotune.cli.views import find_study, find_trial, opened, view_of
     from autotune.report.detail import trial_detail
+    from autotune.report.grid import print_to
     from autotune.report.json_view import show_document
     from autotune.session import Places
 
@@ -111,7 +111,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(show_document(view, chosen, serve_line=line, log_path=log), indent=2))
     else:
-        Console().print(trial_detail(view, chosen, serve_line=line, log_path=log))
+        print_to(output_console(), trial_detail(view, chosen, serve_line=line, log_path=log))
 
 
 def _serve_line(stored: StudyRecord, trial: Trial) -> str:

@@ -43,9 +43,9 @@ def status(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, a
 
 def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json: bool) -> None:
     """The table of studies; `live` keeps those that run now."""
-    from rich.console import Console
-
+    from autotune.cli.console import output_console
     from autotune.cli.views import opened
+    from autotune.report.grid import print_to
     from autotune.report.tables import studies_table
     from autotune.session import Places
 
@@ -58,7 +58,7 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
     if as_json:
         typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))
     else:
-        Console().print(studies_table(rows, live=live))
+        print_to(output_console(), studies_table(rows, live=live))
 
 
 def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:

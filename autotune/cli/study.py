@@ -147,17 +147,17 @@ def _plan(
 
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
-    from rich.console import Console
-
+    from autotune.cli.console import output_console
     from autotune.cli.views import find_study, opened, view_of
     from autotune.errors import NothingMeasured
     from autotune.node.probe import open_probe
+    from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.progress import progress_view
     from autotune.report.tables import study_report
     from autotune.session import run_study
 
-    console = Console(stderr=True)
+    console = output_console(stderr=True)
     _show_plan(plan, target, console)
     with progress_view(console, time.monotonic) as progress:
         watcher = _Watcher(plan=plan, progress=progress)
@@ -167,7 +167,7 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
     if as_json:
         typer.echo(json.dumps(study_document(view), indent=2))
     else:
-        Console().print(study_report(view))
+        print_to(output_console(), study_report(view))
     if not view.front:
         raise NothingMeasured(
             f"study {plan.recipe.name!r} ended without one measured trial, so there is no front",
@@ -191,10 +191,11 @@ class _Watcher:
     progress: ProgressView
     began: bool = False
     number: int = 0
+    baseline: Trial | None = None
 
     def trial_started(self, trial: Trial, *, counted: int, target: int) -> None:
         from autotune.report.progress import StudyBegan, TrialBegan
-        from autotune.report.wording import difference
+        from autotune.report.wording import changes
 
         now = time.monotonic()
         if not self.began:
@@ -202,7 +203,7 @@ class _Watcher:
             name, simulated = self.plan.recipe.name, self.plan.simulated
             self.progress.tell(StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted))
         self.number = trial.number
-        what = difference(trial.config, None if trial.number == 0 else self.plan.baseline)
+        what = "baseline" if trial.number == 0 else "  ".join(self._new(changes(trial.config, self.baseline)))
         self.progress.tell(TrialBegan(at_s=now, number=trial.number, settings=what))
 
     def phase(self, phase: Phase, detail: str) -> None:
@@ -214,9 +215,17 @@ class _Watcher:
         from autotune.report.progress import TrialEnded
         from autotune.search.pareto import front_of
 
+        self.baseline = trials[0]
         numbers = front_of(trials)
         front = tuple(t for t in trials if t.number in numbers)
         self.progress.tell(TrialEnded(at_s=time.monotonic(), trial=trial, front=front))
+
+    def _new(self, settings: tuple[str, ...]) -> list[str]:
+        """Without what the plan said is fixed for every trial."""
+        from autotune.report.wording import setting
+
+        fixed = {setting(name, value) for name, value in self.plan.fixed}
+        return [text for text in settings if text not in fixed]
 
     def note(self, text: str) -> None:
         from autotune.report.progress import Said

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-def titled(title: str, table: Table) -> Group:
+def titled(title: str, table: RenderableType) -> Group:
     """A table under its title; rich's own titles wrap at the width of a narrow table."""
     return Group(Text(title, style="bold"), table, Text())
 

@@ -12,7 +12,7 @@ from autotune.records import Outcome, Trial
 from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.json_view import caveats_of
 from autotune.report.view import StudyView
-from autotune.report.wording import brief_latency, brief_rate, difference, ending, gain, latency, rate, settings
+from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
 
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
@@ -59,7 +59,7 @@ def _inline(svg: str) -> Markup:
 def _row(view: StudyView, trial: Trial) -> dict[str, object]:
     base = view.baseline_trial
     own = base is not None and trial.number == base.number
-    changed = difference(trial.config, None if own or base is None else base.config)
+    changed = "  ".join(settings(trial.config) if own or base is None else changes(trial.config, base))
     return {
         "number": trial.number,
         "gpus": trial.gpus,

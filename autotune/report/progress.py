@@ -184,7 +184,8 @@ def headline(state: Progress, now_s: float) -> str:
     if state.number is not None and state.number != state.counted:
         parts[0] += f" (number {state.number})"
     if state.phase is not None:
-        spent = "" if state.phase_began_s is None else f" {seconds(max(0.0, now_s - state.phase_began_s))}"
+        spent_s = 0.0 if state.phase_began_s is None else now_s - state.phase_began_s
+        spent = f" {seconds(spent_s)}" if spent_s >= 1 else ""
         detail = f" ({printable(state.detail)})" if state.detail else ""
         parts.append(f"{state.phase}{spent}{detail}")
     parts.append(f"elapsed {seconds(state.elapsed_s(now_s))}")
@@ -247,12 +248,14 @@ class ProgressView(Protocol):
 
 
 class PlainProgress:
-    """One line an event, for pipes and logs; the same line twice in a row is said once."""
+    """One line for what begins and ends, for pipes and logs; phases only when nothing was said for a while."""
+
+    QUIET_S = 10.0
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._state = Progress()
-        self._last: str | None = None
+        self._last_s: float | None = None
 
     @property
     def state(self) -> Progress:
@@ -263,12 +266,14 @@ class PlainProgress:
         """Take in an event and write its line."""
         before = self._state
         self._state = advance(before, event)
-        if isinstance(event, PhaseBegan) and before.phase is event.phase:
-            return  # a new detail within a phase is for terminals
+        if isinstance(event, PhaseBegan):
+            recently = self._last_s is not None and event.at_s - self._last_s < self.QUIET_S
+            if before.phase is event.phase or recently:
+                return
         line = line_of(self._state, event)
-        if line is not None and line != self._last:
+        if line is not None:
             self._write(line)
-            self._last = line
+            self._last_s = event.at_s
 
     def __enter__(self) -> Self:
         return self

@@ -16,12 +16,13 @@ from autotune.report.wording import (
     MISSING,
     brief_latency,
     brief_rate,
-    difference,
+    changes,
     ending,
     gain,
     number,
     printable,
     seconds,
+    settings,
 )
 
 _NUMERIC = frozenset(
@@ -66,30 +67,32 @@ def front_table(view: StudyView) -> RenderableType:
     shown = [*front, *([base] if base and base.measured and base.number not in view.front else [])]
     # With one GPU everywhere the total says the same as the figure per GPU.
     total = any(trial.gpus > 1 for trial in shown)
+    common = _common(view, shown)
     table = _table("trial", "GPUs", "tok/s per GPU", *(["tok/s"] if total else []), "TTFT p95", "", "settings")
     for trial in shown:
         add(
             table,
             *(str(trial.number), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
             *([brief_rate(trial.output_tok_s)] if total else []),
-            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial)),
+            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
             style="bold" if view.pick and view.pick.number == trial.number else None,
         )
-    return titled("Front" + _mark(view), table)
+    return titled("Front" + _mark(view), _with_common(table, common))
 
 
 def trials_table(view: StudyView) -> RenderableType:
     """All trials in order, failures with their class."""
     if not view.trials:
         return Text("No trial has run yet.\n")
+    common = _common(view, view.trials)
     table = _table("trial", "outcome", "GPUs", "tok/s per GPU", "TTFT p95", "", "settings")
     for trial in view.trials:
         add(
             table,
             *(str(trial.number), ending(trial), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
-            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial)),
+            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
         )
-    return titled("Trials" + _mark(view), table)
+    return titled("Trials" + _mark(view), _with_common(table, common))
 
 
 def counts_line(view: StudyView) -> Text:
@@ -163,8 +166,24 @@ def _role(view: StudyView, trial: Trial) -> Text:
     return Text(", ".join(words), style="green" if "pick" in words else "")
 
 
-def _settings(view: StudyView, trial: Trial) -> Text:
+def _settings(view: StudyView, trial: Trial, common: frozenset[str] = frozenset()) -> Text:
     base = view.baseline_trial
     if base is None or base.number == trial.number:
-        return Text(difference(trial.config, None) or "vLLM's defaults")
-    return Text(difference(trial.config, base.config) or "as the baseline")
+        return Text("  ".join(settings(trial.config)) or "vLLM's defaults")
+    own = [text for text in changes(trial.config, base) if text not in common]
+    return Text("  ".join(own) or ("no more than the others" if common else "as the baseline"))
+
+
+def _common(view: StudyView, trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Settings that every one of several trials changes; said once below a table instead of in each of its rows."""
+    base = view.baseline_trial
+    others = [changes(trial.config, base) for trial in trials if base is None or trial.config != base.config]
+    if len(others) < 2:
+        return ()
+    return tuple(text for text in others[0] if all(text in found for found in others))
+
+
+def _with_common(table: Table, common: tuple[str, ...]) -> RenderableType:
+    if not common:
+        return table
+    return Group(table, Text(f"All but the baseline also have: {'  '.join(common)}", style="dim"))

@@ -71,16 +71,37 @@ def settings(config: Config) -> tuple[str, ...]:
     return tuple(setting(name, value) for name, value in config if value is not None)
 
 
-def difference(config: Config, baseline: Config | None) -> str:
-    """What a config changes against the baseline; an empty one is vLLM's defaults."""
-    base = baseline.as_dict() if baseline else {}
+def starting_values(baseline: Trial | None) -> dict[str, Value]:
+    """What the baseline's server runs with: vLLM's defaults as that server told them, its own flags over them."""
+    if baseline is None:
+        return {}
+    facts = baseline.result.facts if baseline.result else None
+    told: dict[str, Value] = {f"{size}-parallel-size": 1 for size in ("tensor", "pipeline", "data")}
+    told["enforce-eager"] = False
+    if facts is not None:
+        told |= {
+            "max-model-len": facts.max_model_len,
+            "max-num-seqs": facts.max_num_seqs,
+            "max-num-batched-tokens": facts.max_num_batched_tokens,
+            "gpu-memory-utilization": facts.gpu_memory_utilization,
+            "kv-cache-dtype": facts.kv_cache_dtype,
+            "dtype": facts.dtype,
+            "enable-prefix-caching": facts.prefix_caching,
+            "enable-chunked-prefill": facts.chunked_prefill,
+        }
+    given = {name: value for name, value in baseline.config if value is not None}
+    return {**{name: value for name, value in told.items() if value is not None}, **given}
+
+
+def changes(config: Config, baseline: Trial | None) -> tuple[str, ...]:
+    """What a config changes against the baseline's server, one setting each; none where it runs just as that does."""
+    base = starting_values(baseline)
     changed = [setting(name, value) for name, value in config if value is not None and base.get(name) != value]
+    given = baseline.config if baseline else Config.of({})
     changed += [
-        f"{printable(name)} back to default"
-        for name, value in base.items()
-        if value is not None and config.get(name) is None
+        f"{printable(name)} back to default" for name, value in given if value is not None and config.get(name) is None
     ]
-    return "  ".join(changed)
+    return tuple(changed)
 
 
 def ending(trial: Trial) -> str:

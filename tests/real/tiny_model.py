@@ -1,7 +1,7 @@
-"""Makes the tiny random-weight Llama that a real vLLM serves with `--load-format dummy`: config and tokenizer, no weights.
+"""Makes the tiny Llama that a real vLLM serves with `--load-format dummy`: config and tokenizer, no weights.
 
-The tokenizer is word level, one word a token id (`w4 w5 ...`), other words become one unknown token each: prompt lengths
-come out exactly, and the repository carries no weights.
+The tokenizer is word level and knows the words that the load client writes prompts with, one token each: prompt lengths
+come out exactly, and different prompts are different tokens.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from autotune.load.words import COMMON_WORDS
+
 VOCABULARY = 1024
 MAX_POSITIONS = 2048
 
-# head_dim 32 is the least that vLLM's CPU attention kernels serve; with 16 the server starts and dies at the first token.
+# head_dim 32 is the least that vLLM's CPU attention serves; with 16 the server starts and dies at its first token.
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -42,8 +44,11 @@ def make_tiny_model(directory: Path) -> Path:
     """Write the model's folder and return it."""
     directory.mkdir(parents=True, exist_ok=True)
     special = {"<s>": 0, "</s>": 1, "<pad>": 2, "<unk>": 3}
-    words = {f"w{i}": i for i in range(len(special), VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel({**special, **words}, unk_token="<unk>"))
+    known = dict.fromkeys(COMMON_WORDS)
+    filler = (f"w{i}" for i in range(VOCABULARY))
+    words = [*known, *filler][: VOCABULARY - len(special)]
+    vocabulary = special | {word: len(special) + i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer_config = {

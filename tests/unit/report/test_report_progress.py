@@ -105,12 +105,10 @@ def test_plain_lines_tell_the_story() -> None:
             view.tell(event)
     assert lines == [
         "study s: 4 trials",
-        "trial 1 of 4 · waiting 0 ms · elapsed 0 ms · ETA -",
-        "trial 1 of 4 · launching 0 ms · elapsed 1.0 s · ETA -",
-        "trial 1 of 4 · measuring 0 ms (throughput) · elapsed 31.0 s · ETA -",
+        "trial 1 of 4 · waiting · elapsed 0 ms · ETA -",
+        "trial 1 of 4 · measuring (throughput) · elapsed 31.0 s · ETA -",
         "trial 0 measured, 1,500 ±5 % tok/s per GPU, TTFT p95 900 ms ±15 %; front: 0",
-        "trial 2 of 4 · waiting 0 ms · elapsed 1 min 00 s · ETA 3 min 00 s: --max-num-seqs 128",
-        "trial 2 of 4 · launching 0 ms · elapsed 1 min 02 s · ETA 2 min 58 s",
+        "trial 2 of 4 · waiting · elapsed 1 min 00 s · ETA 3 min 00 s: --max-num-seqs 128",
         "trial 1 measured, 2,100 ±5 % tok/s per GPU, TTFT p95 410 ms ±15 %; front: 1",
         "bye\\x1b",
     ]

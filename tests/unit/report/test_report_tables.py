@@ -5,7 +5,7 @@ import pytest
 from report_cases import measured, running, study
 from rich.console import Console
 
-from autotune.records import Estimate
+from autotune.records import Config, Estimate, ServerFacts
 from autotune.report import (
     StudyRow,
     as_text,
@@ -15,7 +15,7 @@ from autotune.report import (
     trial_detail,
     trials_table,
 )
-from autotune.report.wording import brief_latency, brief_rate, difference, gain, latency, number, rate, seconds, share
+from autotune.report.wording import brief_latency, brief_rate, changes, gain, latency, number, rate, seconds, share
 
 HOSTILE = "[bold]x[/] :smile: \x1b[31mred\nnext"
 
@@ -150,6 +150,17 @@ def test_what_a_config_changes() -> None:
     trials = study().trials
     base = replace(trials[0].config, params=(("a", 1), ("b", True), ("c", None)))
     changed = replace(base, params=(("a", 2), ("b", False), ("env:X", True)))
-    assert difference(changed, base) == "--a 2  --no-b  X=1"
-    assert difference(replace(base, params=(("a", 1),)), base) == "b back to default"
-    assert difference(base, base) == ""
+    baseline = replace(trials[0], config=base, result=None)
+    assert changes(changed, baseline) == ("--a 2", "--no-b", "X=1")
+    assert changes(replace(base, params=(("a", 1),)), baseline) == ("b back to default",)
+    assert changes(base, baseline) == ()
+
+
+def test_a_default_written_out_is_no_change() -> None:
+    trial = study().trials[0]
+    assert trial.result is not None
+    told = replace(trial.result, facts=ServerFacts(max_num_seqs=1024, gpu_memory_utilization=0.92))
+    baseline = replace(trial, config=Config.of({}), result=told)
+    spelled = Config.of({"max-num-seqs": 1024, "gpu-memory-utilization": 0.92, "tensor-parallel-size": 1})
+    assert changes(spelled, baseline) == ()
+    assert changes(Config.of({"max-num-seqs": 512}), baseline) == ("--max-num-seqs 512",)

@@ -2,9 +2,10 @@
 
 The coefficients were fitted to one NVIDIA H200 running vLLM 0.25.1 (V1 engine, FlashAttention 3, CUDA graphs, async
 scheduling) with a Llama-3.1-8B shape in bf16; tests/data/h200 holds the measurements. Shares are of the vendor's dense
-peaks, so that they carry over to other GPUs; seconds are of one CPU core of that machine. They were fitted to those very
-rows, so the errors that `benchmarks/simulator.py` prints are in-sample. Not fitted: the all-reduce over NVLink is from
-measurements on two such GPUs; PCIe and `stage_overhead_s` are assumptions that nothing has checked yet.
+peaks, so that they carry over to other GPUs; seconds are of one CPU core of that machine.
+
+The errors that `benchmarks/simulator.py` prints on those rows are in-sample. Not fitted: the all-reduce over NVLink is
+from measurements on two such GPUs; PCIe and `stage_overhead_s` are assumptions that nothing has checked yet.
 """
 
 from __future__ import annotations

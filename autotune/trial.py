@@ -21,6 +21,7 @@ from autotune.load.datasets import plan_requests
 from autotune.load.measure import is_valid, summarise
 from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_point
 from autotune.load.ramp import load_plan as plan_load
+from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
 from autotune.load.workloads import Workload
 from autotune.records import (
@@ -118,6 +119,14 @@ class _Timeline:
         return tuple(self._seconds)
 
 
+class _LevelTooSlow(Exception):
+    """A level did not end in its time, though the server kept answering."""
+
+    def __init__(self, caveat: Caveat) -> None:
+        super().__init__(caveat.text)
+        self.caveat = caveat
+
+
 class _LevelFailed(Exception):
     """A level ended in a way that makes its figures worthless."""
 
@@ -142,19 +151,24 @@ async def run_trial(
         )
     session = _Session(engine.clock, server, order, timeline, observer)
     failure: Failure | None = None
+    slow: tuple[Caveat, ...] = ()
     try:
         await session.measure()
     except ServerDied as died:
         failure = died.failure
     except _LevelFailed as failed:
         failure = failed.failure
+    except _LevelTooSlow as too_slow:
+        slow = (too_slow.caveat,)
     finally:
         timeline.enter(Phase.STOPPING)
-        caveats = await _stop(server)
+        caveats = slow + await _stop(server)
         timeline.enter(Phase.ENDED)
     result = _ended(
         failure, engine.clock, timeline, facts=server.facts, measurements=tuple(session.measurements), caveats=caveats
     )
+    if slow:
+        result = replace(result, outcome=Outcome.ABANDONED)
     return TrialRun(result=result, load=session.load, argv=server.argv)
 
 
@@ -258,22 +272,26 @@ class _Session:
         )
         _, measurement = await self._run(level)
         if not is_valid(measurement):
-            raise _LevelFailed(_level_failure(measurement))
+            raise _level_failure(measurement)
 
     async def _find_load(self) -> LoadPlan:
         order = self._order
         limit = order.workload.max_concurrency * order.gpus
         points: list[RampPoint] = []
+        longest_s = order.level_deadline_s / 2
         while (
-            concurrency := next_concurrency(points, limit, start=order.workload.start_concurrency, gpus=order.gpus)
+            concurrency := next_concurrency(
+                points, limit, start=order.workload.start_concurrency, gpus=order.gpus, longest_s=longest_s
+            )
         ) is not None:
-            point = ramp_point(await self._drive(ramp_level(concurrency, seed=self._seed(100 + concurrency))))
+            level = ramp_level(concurrency, points, seed=self._seed(100 + concurrency), longest_s=longest_s)
+            point = ramp_point(await self._drive(level))
             if point is None:
                 break
             points.append(point)
         if not points:
             raise _LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
-        return plan_load(points, order.workload, order.gpus)
+        return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
 
     async def _drive(self, level: LoadLevel) -> Measurement:
         driven, measurement = await self._run(level)
@@ -283,7 +301,7 @@ class _Session:
         )
         self.measurements.append(measurement)
         if not is_valid(measurement):
-            raise _LevelFailed(_level_failure(measurement))
+            raise _level_failure(measurement)
         return measurement
 
     async def _run(self, level: LoadLevel) -> tuple[DriveResult, Measurement]:
@@ -314,21 +332,36 @@ def _fixed_over(found: LoadPlan, fixed: FixedLoad) -> LoadPlan:
     return replace(found, **said)
 
 
-def _level_failure(measurement: Measurement) -> Failure:
+def _level_failure(measurement: Measurement) -> Exception:
     """What a level with too many failed requests says about the config."""
     errors = ", ".join(f"{kind} x{count}" for kind, count in measurement.errors)
     line = f"level {measurement.level.name}: {measurement.failed} of {measurement.planned} requests failed ({errors})"
     kinds = {kind for kind, _ in measurement.errors}
-    if kinds and kinds <= {"http_4xx"}:
-        return Failure(
-            kind=FailureClass.INVALID_COMBINATION,
-            line=line,
-            remedies=("Raise --max-model-len (or leave it out): the server refuses requests of this workload.",),
+    if RequestError.DEADLINE in kinds and measurement.completed:
+        return _LevelTooSlow(
+            Caveat(
+                code="too_slow",
+                text=f"level {measurement.level.name}: {measurement.completed} of {measurement.planned} requests had "
+                f"ended after {measurement.duration_s:.0f} s, so the level was cut off and the trial abandoned",
+                remedy="A config this slow is dominated; if all are, raise --level-deadline or lower --load.",
+            )
         )
-    if kinds and kinds <= {"deadline", "stalled"}:
-        return Failure(
-            kind=FailureClass.HANG,
-            line=line,
-            remedies=("Raise level_deadline_s if the node is slow; else look in server.log for where it stopped.",),
+    if kinds and kinds <= {RequestError.HTTP_4XX}:
+        return _LevelFailed(
+            Failure(
+                kind=FailureClass.INVALID_COMBINATION,
+                line=line,
+                remedies=("Raise --max-model-len (or leave it out): the server refuses requests of this workload.",),
+            )
         )
-    return Failure(kind=FailureClass.CRASH, line=line, remedies=("Look in server.log for the first exception.",))
+    if kinds and kinds <= {RequestError.DEADLINE, RequestError.STALLED}:
+        return _LevelFailed(
+            Failure(
+                kind=FailureClass.HANG,
+                line=line,
+                remedies=("Look in server.log for where the server stopped answering.",),
+            )
+        )
+    return _LevelFailed(
+        Failure(kind=FailureClass.CRASH, line=line, remedies=("Look in server.log for the first exception.",))
+    )

@@ -18,7 +18,6 @@ from autotune.records import (
     ClockKind,
     EngineKind,
     Failure,
-    FailureClass,
     LoadLevel,
     ModelShape,
     Node,
@@ -27,6 +26,7 @@ from autotune.records import (
     Value,
 )
 from autotune.simulator.engine_model import Simulation
+from autotune.simulator.start_checks import StartProblem, config_problem, memory_problem
 
 # A start on the recorded H200 (cold compile cache) took 83 s: about 18 s of imports in each of two processes, 18 s of
 # compiling, 5 s of graphs, 14 s until the server answered. Weights come on top, from a disk of 2 GB/s shared by ranks.
@@ -87,8 +87,9 @@ class SimulatedEngine:
         ):
             self.advance(seconds)
             on_milestone(Milestone(name=name, at_s=self._now_s - begun))
-        if not memory.fits:
-            raise LaunchFailed(_refused(settings, memory), facts)
+        problem = config_problem(self.node, self.shape, settings) or memory_problem(self.node, settings, memory)
+        if problem is not None:
+            raise LaunchFailed(_refused(problem, settings, memory), facts)
         self.advance(graphs_s + READY_S)
         on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
         simulation = Simulation(self.node, self.shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
@@ -149,15 +150,16 @@ def _facts(
     )
 
 
-def _refused(settings: ResolvedSettings, memory: MemoryEstimate) -> Failure:
-    kind = FailureClass.KV_CACHE_NONE if memory.available_kv_bytes <= 0 else FailureClass.KV_CACHE_TOO_SMALL
+def _refused(problem: StartProblem, settings: ResolvedSettings, memory: MemoryEstimate) -> Failure:
     facts: tuple[tuple[str, Value], ...] = (
         ("available_kv_bytes", memory.available_kv_bytes),
         ("needed_kv_bytes", memory.needed_kv_bytes),
         ("max_model_len", settings.max_model_len),
     )
-    line = (
-        f"simulated: {memory.available_kv_bytes / 2**30:.2f} GiB are left for the KV cache, one request of "
-        f"{settings.max_model_len} tokens needs {memory.needed_kv_bytes / 2**30:.2f} GiB"
+    message = " ".join(problem.message.split())
+    return Failure(
+        kind=problem.failure,
+        line=f"simulated: {problem.exception}: {message}",
+        facts=facts,
+        remedies=remedies_for(problem.failure, dict(facts)),
     )
-    return Failure(kind=kind, line=line, facts=facts, remedies=remedies_for(kind, dict(facts)))

@@ -12,6 +12,10 @@ ttft         max(ttft, level_s x rate) requests, lengthened to at most `most`
 warm-up      warmup_per_slot x concurrency requests
 ```
 
+On a slow node these counts would take hours. No level is planned to last longer than `longest_s` at the baseline's
+capacity: counts are cut to what that serves (never below two per slot, or MIN_TTFT_REQUESTS in all), concurrency to
+what keeps a request's own stay to a quarter of it, and the ramp ends before a step that would take longer.
+
 All of it per GPU that the baseline uses, so that a config on other GPUs is offered the same work per GPU.
 """
 
@@ -29,6 +33,9 @@ MIN_GAIN = 0.05
 HEAD_ROOM = 2
 RATE_SHARE = 0.85
 MIN_RAMP_REQUESTS = 24
+MIN_TTFT_REQUESTS = 40
+LONGEST_S = 300.0
+"""Half of the default deadline of a level, so that configs of half the baseline's speed still end in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +67,12 @@ def ramp_point(measurement: Measurement) -> RampPoint | None:
 
 
 def next_concurrency(
-    points: Sequence[RampPoint], limit: int, *, start: int = START_PER_GPU, gpus: int = 1
+    points: Sequence[RampPoint],
+    limit: int,
+    *,
+    start: int = START_PER_GPU,
+    gpus: int = 1,
+    longest_s: float = LONGEST_S,
 ) -> int | None:
     """The concurrency to try next, all GPUs together; None when the ramp is over.
 
@@ -75,22 +87,31 @@ def next_concurrency(
         return max(1, min(start * gpus, limit))
     if points[-1].concurrency >= limit or _flat(points):
         return None
-    return min(2 * points[-1].concurrency, limit)
+    concurrency = min(2 * points[-1].concurrency, limit)
+    # Two requests per slot are the least that has a steady part; at no more than the best rate so far they take this.
+    best_rps = max(point.request_rps for point in points)
+    return None if 2 * concurrency > longest_s * best_rps else concurrency
 
 
-def ramp_level(concurrency: int, *, seed: int) -> LoadLevel:
-    """A closed loop that shows the throughput at `concurrency`: four requests per slot, at least 24."""
+def ramp_level(
+    concurrency: int, points: Sequence[RampPoint] = (), *, seed: int, longest_s: float = LONGEST_S
+) -> LoadLevel:
+    """A closed loop that shows the throughput at `concurrency`: four requests per slot, at least 24; less if slow."""
+    requests = max(MIN_RAMP_REQUESTS, 4 * concurrency)
+    if points:
+        served = math.floor(longest_s * max(point.request_rps for point in points))
+        requests = max(2 * concurrency, min(requests, served))
     return LoadLevel(
         name=f"ramp-{concurrency}",
         role=LevelRole.RAMP,
         arrivals=Arrivals.CLOSED,
-        requests=max(MIN_RAMP_REQUESTS, 4 * concurrency),
+        requests=requests,
         seed=seed,
         concurrency=concurrency,
     )
 
 
-def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int) -> LoadPlan:
+def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int, *, longest_s: float = LONGEST_S) -> LoadPlan:
     """The levels of a study, by the formulas above.
 
     Raises:
@@ -101,16 +122,26 @@ def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int) -> Loa
         raise ValueError("the ramp measured no throughput")
     knee = min(p.concurrency for p in points if p.output_tok_s.value >= best.output_tok_s.value * (1 - MIN_GAIN))
     counts = workload.requests
-    concurrency = min(math.ceil(HEAD_ROOM * knee / gpus), workload.max_concurrency)
     capacity_rps = best.request_rps / gpus
     rate_rps = RATE_SHARE * capacity_rps
+    concurrency = min(
+        math.ceil(HEAD_ROOM * knee / gpus),
+        workload.max_concurrency,
+        max(1, math.floor(capacity_rps * longest_s / 4)),
+    )
     return LoadPlan(
         concurrency_per_gpu=concurrency,
         rate_rps_per_gpu=rate_rps,
-        throughput_requests_per_gpu=_lengthened(
-            counts.per_slot * concurrency, counts.level_s * capacity_rps, counts.most
+        throughput_requests_per_gpu=_bounded(
+            _lengthened(counts.per_slot * concurrency, counts.level_s * capacity_rps, counts.most),
+            least=2 * concurrency,
+            served=longest_s * capacity_rps,
         ),
-        ttft_requests_per_gpu=_lengthened(counts.ttft, counts.level_s * rate_rps, counts.most),
+        ttft_requests_per_gpu=_bounded(
+            _lengthened(counts.ttft, counts.level_s * rate_rps, counts.most),
+            least=math.ceil(MIN_TTFT_REQUESTS / gpus),
+            served=longest_s * rate_rps,
+        ),
         warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
         capacity_rps_per_gpu=capacity_rps,
     )
@@ -150,6 +181,11 @@ def plan_levels(plan: LoadPlan, gpus: int, *, seed: int) -> tuple[LoadLevel, Loa
 def _lengthened(least: int, wanted: float, most: int) -> int:
     """`least`, or more to last as long as wanted, but lengthened only up to `most`."""
     return max(least, min(math.ceil(wanted), most))
+
+
+def _bounded(wanted: int, *, least: int, served: float) -> int:
+    """`wanted`, or what is served in the longest time a level may take, but not less than is needed to say anything."""
+    return min(wanted, max(least, math.floor(served)))
 
 
 def _flat(points: Sequence[RampPoint]) -> bool:

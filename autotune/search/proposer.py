@@ -25,6 +25,9 @@ from autotune.search.space import SearchSpace
 ASKS = 48
 """Proposals of the sampler that may be known or refused before a seeded draw decides; each costs milliseconds."""
 
+ASKS_GP = 4
+"""The same for the Gaussian process, which takes seconds each."""
+
 STARTUP = (4, 10)
 """Random trials before a model takes over: a quarter of the budget within these bounds."""
 
@@ -195,7 +198,7 @@ class Proposer:
         for lesson in (*by_rules, *lessons):
             self._teach(study, sampler, lesson)
         worst = self._worst(history)
-        for _ in range(ASKS):
+        for _ in range(ASKS_GP if self.sampler_name == "gp" and learning else ASKS):
             trial = study.ask()
             config = self._suggested(trial)
             if fresh(config):

@@ -213,6 +213,12 @@ _REASONS: tuple[tuple[tuple[str, ...], type[StorageError], str, str], ...] = (
         "Wait until it is done, or end it; everything stored so far is safe.",
     ),
     (
+        ("unique constraint",),
+        StorageLocked,
+        "another program wrote the same thing at the same moment",
+        "Only one tuner may run a study; let the other one finish, or end it with `autotune stop`.",
+    ),
+    (
         ("readonly", "read-only", "permission denied"),
         StorageError,
         "the database cannot be written",

@@ -16,6 +16,9 @@ from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+_MIGRATION_LOCK = 0x61757475
+"""PostgreSQL has no lock on a whole database; programs that migrate meet at this number instead."""
+
 
 def ours(name: str | None, kind: str, _parents: object) -> bool:
     """Whether Alembic should look at a thing of the database; Optuna's tables are none of our business."""
@@ -62,4 +65,6 @@ def upgrade(engine: Engine, location: Location) -> None:
         # Several programs may open a new database at once: the lock makes the others wait, and Alembic reads the
         # revision again once it holds the lock.
         with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
             command.upgrade(alembic_config(connection), "head")

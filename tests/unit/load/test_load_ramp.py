@@ -93,8 +93,27 @@ def test_plan_is_bounded() -> None:
     assert plan.concurrency_per_gpu == 512
     assert plan.throughput_requests_per_gpu == 4096
     assert plan.ttft_requests_per_gpu == 4096
+
+
+def test_a_slow_node_gets_levels_that_end() -> None:
+    # 10 tok/s of 128-token answers is 0.078 requests/s: 23 requests in 300 s, and five at once stay 64 s each.
     slow = load_plan([point(8, 10)], load_workload("chat"), 1)
-    assert slow.throughput_requests_per_gpu == 64
+    assert slow.concurrency_per_gpu == 5
+    assert slow.throughput_requests_per_gpu == 20
+    assert slow.ttft_requests_per_gpu == 40
+    # Four GPUs share the forty.
+    assert load_plan([point(8, 10)], load_workload("chat"), 4).ttft_requests_per_gpu == 10
+
+
+def test_the_ramp_ends_before_a_step_that_takes_too_long() -> None:
+    # One request a second: 256 at once need 512 s for two each.
+    points = [point(64, 100.0), point(128, 128.0)]
+    assert next_concurrency(points, 2048, longest_s=600) == 256
+    assert next_concurrency(points, 2048, longest_s=300) is None
+    assert ramp_level(128, points, seed=1, longest_s=300).requests == 300
+    assert ramp_level(128, points, seed=1, longest_s=100).requests == 256
+    assert ramp_level(128, points, seed=1, longest_s=9000).requests == 512
+
     assert slow.ttft_requests_per_gpu == 300
 
 

@@ -138,14 +138,18 @@ class InvalidOption(BadInput):
 
 
 class NoFeasibleConfig(BadInput):
-    """Every config of the space is refused by a rule; carries the reasons and how many configs each refused."""
+    """Every config is refused by a rule; carries the reasons and how many configs each refused.
+
+    Args:
+        subject: what was looked through, e.g. `search space 'default'`.
+    """
 
     exit_code = ExitCode.NO_FEASIBLE_CONFIG
 
-    def __init__(self, space: str, node: str, reasons: Sequence[tuple[str, int]], *, hint: str = "") -> None:
+    def __init__(self, subject: str, node: str, reasons: Sequence[tuple[str, int]], *, hint: str = "") -> None:
         lines = "\n".join(f"  {count} configs: {reason}" for reason, count in reasons[:8])
-        super().__init__(f"search space {space!r} has no config that can start on {node}:\n{lines}", hint=hint)
-        self.space, self.node, self.reasons = space, node, tuple(reasons)
+        super().__init__(f"{subject} has no config that can start on {node}:\n{lines}", hint=hint)
+        self.subject, self.node, self.reasons = subject, node, tuple(reasons)
 
 
 class StudyMismatch(BadInput):

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.engine.command import VllmCommand, choose_command, resolve_command
 from autotune.engine.flag_cache import ask_flags
 from autotune.engine.flags import AcceptedFlags, from_argv
-from autotune.errors import InvalidOption, NoFeasibleConfig, UnknownName
+from autotune.errors import InvalidOption, UnknownName
 from autotune.load.workloads import Workload, load_workload, workload_fingerprint
 from autotune.node.defaults import resolve
 from autotune.node.gpus import parse_node_name
@@ -18,7 +18,8 @@ from autotune.node.probe import GpuProbe, cpu_node, detect_node
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, PickRule, Slo, Value
 from autotune.search.objective import parse_slo
-from autotune.search.rules import RuleContext, check, feasible
+from autotune.search.rules import RuleContext, check, require_feasible
+from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace, load_space
 from autotune.search.starting import baseline, starting_points
 from autotune.trial import FixedLoad
@@ -92,11 +93,6 @@ class StudyPlan:
     def complete(self, config: Config) -> Config:
         """A config of the space with the study's fixed flags: what is launched and stored."""
         return Config.of({**dict(self.fixed), **config.as_dict()})
-
-    def within_space(self, config: Config) -> Config:
-        """The inverse of `complete`, for the sampler."""
-        names = {parameter.name for parameter in self.space.parameters}
-        return Config.of({name: value for name, value in config if name in names})
 
     def gpus_of(self, config: Config) -> int:
         """GPUs a config uses: TP x PP x DP; 0 on a node without GPUs."""
@@ -200,6 +196,7 @@ def make_plan(
         VllmCommandError: real servers are wanted and the command cannot be run.
         UnsupportedHardware: ROCm or MIG.
     """
+    check_sampler(recipe.sampler)
     workload = load_workload(recipe.workload)
     space = load_space(recipe.space)
     slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
@@ -217,14 +214,7 @@ def make_plan(
         accepted=accepted,
         fixed=(*extra, *fixed),
     )
-    kept, refused = feasible(space, node, shape, context)
-    if not kept:
-        raise NoFeasibleConfig(
-            space.name,
-            node.name,
-            refused,
-            hint="Change the space, name a larger --node, or choose a smaller model or a shorter workload.",
-        )
+    kept, refused = require_feasible(space, node, shape, context)
     given = tuple(_checked_point(point, space, node, shape, context) for point in recipe.starting_points)
     points = given or tuple(p for p in starting_points(space, node, shape, context))
     return StudyPlan(

@@ -126,10 +126,11 @@ class StudyRun:
             if self.plan.effective(config) not in tried:
                 return config, Origin.ENQUEUED
         proposed = self.proposer.propose(
-            [replace(trial, config=self.plan.within_space(trial.config)) for trial in trials],
+            trials,
             is_allowed=lambda config: (
                 config in self.feasible and self.plan.effective(self.plan.complete(config)) not in tried
             ),
+            budget=self.study.target_trials,
         )
         return None if proposed is None else (self.plan.complete(proposed), Origin.SAMPLER)
 

@@ -30,6 +30,8 @@ class Script:
         ttft_s: every request's time to its first token.
         token_s: every gap between tokens.
         error: every request ends with this error kind instead of tokens.
+        error_after: (role, count, kind): from the count-th request of that level on, requests end so.
+        blocks_at: the level of this role never ends by itself.
     """
 
     launch_failure: Failure | None = None
@@ -39,6 +41,8 @@ class Script:
     token_s: float = 0.01
     start_s: float = 30.0
     error: str | None = None
+    error_after: tuple[LevelRole, int, str] | None = None
+    blocks_at: LevelRole | None = None
 
 
 @dataclass
@@ -90,6 +94,8 @@ class FakeServer:
         await asyncio.sleep(0)
         if self.script.dies_at is level.role and self.script.death is not None:
             raise ServerDied(self.script.death)
+        if self.script.blocks_at is level.role:
+            await asyncio.Event().wait()
         slots = [0.0] * (level.concurrency or 1)
         records = []
         for request in requests:
@@ -99,15 +105,21 @@ class FakeServer:
                 slot = min(range(len(slots)), key=slots.__getitem__)
                 due = slots[slot]
                 slots[slot] = due + self.script.ttft_s + self.script.token_s * (request.output_tokens - 1)
-            records.append(self._record(request, due))
+            records.append(self._record(request, due, self._error_of(level, request.index)))
         duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
         self.engine.now_s += duration
         return DriveResult(records=tuple(records), server=None, duration_s=duration)
 
-    def _record(self, request: PlannedRequest, due_s: float) -> RequestRecord:
+    def _error_of(self, level: LoadLevel, index: int) -> str | None:
+        after = self.script.error_after
+        if after is not None and after[0] is level.role and index >= after[1]:
+            return after[2]
+        return self.script.error
+
+    def _record(self, request: PlannedRequest, due_s: float, error: str | None) -> RequestRecord:
         first = due_s + self.script.ttft_s
         times = tuple(first + self.script.token_s * i for i in range(request.output_tokens))
-        failed = self.script.error is not None
+        failed = error is not None
         return RequestRecord(
             index=request.index,
             scheduled_s=due_s,
@@ -123,7 +135,7 @@ class FakeServer:
             wanted_output_tokens=request.output_tokens,
             finish_reason=None if failed else "length",
             status=500 if failed else 200,
-            error=self.script.error,
+            error=error,
         )
 
     async def stop(self) -> float:

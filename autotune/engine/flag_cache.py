@@ -31,7 +31,7 @@ _VERSION_SCRIPT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmCommand:
+class InstalledVllm:
     """What a server command turned out to be.
 
     Attributes:
@@ -66,7 +66,7 @@ def ask_flags(
     *,
     env: Mapping[str, str] | None = None,
     deadline_s: float = HELP_DEADLINE_S,
-) -> VllmCommand:
+) -> InstalledVllm:
     """The version and the flags of the vLLM that `command` starts, e.g. `("vllm", "serve")`.
 
     Without a version the answer is not cached: another installation under the same command would be taken for this one.
@@ -86,11 +86,11 @@ def ask_flags(
     if path is not None and version is not None:
         cached = _read_cache(path, command, version)
         if cached is not None:
-            return VllmCommand(version=version, accepted=cached)
+            return InstalledVllm(version=version, accepted=cached)
     accepted = _ask_help(command, environment, deadline_s)
     if path is not None and version is not None:
         _write_cache(path, command, version, accepted)
-    return VllmCommand(version=version, accepted=accepted)
+    return InstalledVllm(version=version, accepted=accepted)
 
 
 def find_version(command: Sequence[str], env: Mapping[str, str]) -> str | None:

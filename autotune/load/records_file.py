@@ -59,7 +59,7 @@ def write_records(
     try:
         with draft.open("wb") as raw:
             # No time stamp in the gzip head: the same records give the same bytes.
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=6, mtime=0) as packed:
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
                 _write(packed, level, clock, records, duration_s, server)
             raw.flush()
             os.fsync(raw.fileno())

@@ -117,8 +117,8 @@ def feasible(
 
 def require_feasible(
     space: SearchSpace, node: Node, shape: ModelShape | None, context: RuleContext | None = None
-) -> tuple[Config, ...]:
-    """The feasible configs of a space.
+) -> tuple[tuple[Config, ...], tuple[tuple[str, int], ...]]:
+    """As `feasible`, but at least one config.
 
     Raises:
         NoFeasibleConfig: there is none; carries the reasons with their counts.
@@ -126,9 +126,12 @@ def require_feasible(
     configs, reasons = feasible(space, node, shape, context)
     if not configs:
         raise NoFeasibleConfig(
-            space.name, node.name, reasons, hint="Change the space, name a larger --node, or choose a smaller model."
+            f"search space {space.name!r}",
+            node.name,
+            reasons,
+            hint="Change the space, name a larger --node, or choose a smaller model or a shorter workload.",
         )
-    return configs
+    return configs, reasons
 
 
 _UNKNOWN_SHAPE = ModelShape(

@@ -71,7 +71,12 @@ def baseline(
                 found = _try(node, shape, context, layout, length, spare)
                 if found is not None:
                     return found
-    raise NoFeasibleConfig("baseline", node.name, _reasons(node, shape, context), hint=_hint(needed_len, shape))
+    raise NoFeasibleConfig(
+        "vLLM with any layout of this model",
+        node.name,
+        _reasons(node, shape, context),
+        hint=_hint(needed_len, shape),
+    )
 
 
 def starting_points(

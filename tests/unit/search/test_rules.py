@@ -158,9 +158,9 @@ def test_a_space_without_a_feasible_config() -> None:
         "G34: weights and activations do not fit the GPU": 2,
         "G5: TP x PP x DP is more GPUs than are visible": 1,
     }
-    assert len(require_feasible(space, parse_node_name("2xL4-24GB"), None)) == 2
+    assert len(require_feasible(space, parse_node_name("2xL4-24GB"), None)[0]) == 2
     fixed = replace(space, fixed=(("data-parallel-size", 2),))
-    assert len(require_feasible(fixed, parse_node_name("2xL4-24GB"), None)) == 1
+    assert len(require_feasible(fixed, parse_node_name("2xL4-24GB"), None)[0]) == 1
 
 
 sizes = st.sampled_from([1, 2, 3, 4, 8])

@@ -1,0 +1,281 @@
+"""The study's loop over a scripted engine: what is launched, what is retried, what is stored, what a resume does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.engine.fake import FakeEngine, Script
+from autotune.errors import StudyFatal
+from autotune.planning import StudyPlan, Surroundings, make_plan
+from autotune.recipe import Recipe
+from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Trial
+from autotune.search.proposer import Proposer
+from autotune.session import spec_of
+from autotune.store.folder import StudyFolder
+from autotune.store.projection import Projection
+from autotune.store.repository import Store
+from autotune.store.study_record import AttemptState
+from autotune.study import StudyOutcome, StudyRun
+
+SPACE = """
+name: s
+parameters:
+  max-num-seqs: {choices: [64, 128, 256], why: w}
+  enable-prefix-caching: {choices: [true, false], why: w}
+"""
+TOO_SMALL = Failure(kind=FailureClass.KV_CACHE_TOO_SMALL, line="too small")
+BUSY = Failure(kind=FailureClass.GPU_BUSY, line="busy")
+CRASH = Failure(kind=FailureClass.CRASH, line="boom")
+GATED = Failure(kind=FailureClass.MODEL_ACCESS, line="401", remedies=("Set HF_TOKEN.",))
+
+
+class Quiet:
+    """An observer that remembers notes and ends."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.ended: list[int] = []
+
+    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None:
+        pass
+
+    def phase(self, phase: Phase, detail: str) -> None:
+        pass
+
+    def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
+        self.ended.append(trial.number)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def plan_for(folder: Path, **values: Any) -> StudyPlan:
+    path = folder / "space.yaml"
+    path.write_text(SPACE, encoding="utf-8")
+    here = Surroundings(environ={}, home=folder, probe=None, shm_bytes=None, has_kfd=False, cache_dir=folder / "cache")
+    defaults = {
+        "name": "s",
+        "model": "meta-llama/Llama-3.1-8B",
+        "workload": "tiny",
+        "space": str(path),
+        "node": "1xH100-80GB",
+        "trials": 5,
+        "repeats": 0,
+        "sampler": "random",
+    }
+    return make_plan(Recipe(**{**defaults, **values}), here)
+
+
+@contextmanager
+def study_run(folder: Path, engine: FakeEngine, **values: Any) -> Iterator[tuple[StudyRun, Quiet]]:
+    plan, observer = plan_for(folder, **values), Quiet()
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    with Store.open(folder / "autotune.db") as store, Projection.open(store) as projection:
+        yield (
+            StudyRun(
+                plan=plan,
+                study=store.create_or_resume_study(spec_of(plan)),
+                store=store,
+                folder=StudyFolder(root=folder, name="s"),
+                engine=engine,
+                proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed),
+                projection=projection,
+                observer=observer,
+                clock=engine.now,
+                sleep=wait,
+            ),
+            observer,
+        )
+
+
+def speeds(config: Config, _before: int) -> Script:
+    """More sequences: faster tokens, later first token."""
+    seqs = config.get("max-num-seqs") or 100
+    assert isinstance(seqs, int)
+    return Script(ttft_s=0.001 * seqs, token_s=1.0 / seqs)
+
+
+def finished(folder: Path, script: Callable[[Config, int], Script], **values: Any) -> tuple[StudyOutcome, FakeEngine]:
+    engine = FakeEngine(script=script)
+    with study_run(folder, engine, **values) as (run, _):
+        return asyncio.run(run.run()), engine
+
+
+def test_a_study_measures_its_trials_and_picks_from_the_front(tmp_path: Path) -> None:
+    outcome, engine = finished(tmp_path, speeds)
+    assert [trial.number for trial in outcome.trials] == [0, 1, 2, 3, 4]
+    assert outcome.trials[0].origin is Origin.BASELINE
+    assert all(trial.measured for trial in outcome.trials)
+    assert engine.stopped == len(engine.launched) == 5
+    assert outcome.pick is not None
+    assert outcome.pick.number in outcome.front
+    assert not outcome.exhausted
+
+
+def test_no_config_is_launched_twice_and_a_spent_space_ends_the_study(tmp_path: Path) -> None:
+    outcome, engine = finished(tmp_path, speeds, trials=50)
+    # Six configs of the space and the baseline, whose defaults (1,024 sequences) none of them repeats.
+    assert len(engine.launched) == len({config.hash for config in engine.launched}) == 7
+    assert outcome.exhausted
+
+
+def test_repeats_are_trials_of_their_own(tmp_path: Path) -> None:
+    outcome, _ = finished(tmp_path, speeds, trials=3, repeats=1)
+    repeats = [trial for trial in outcome.trials if trial.origin is Origin.REPEAT]
+    assert {trial.repeat_of for trial in repeats} == {0, outcome.pick.number if outcome.pick else None}
+    assert len(outcome.trials) == 3 + len(repeats)
+    assert not set(outcome.front) & {trial.number for trial in repeats}
+
+
+def test_an_infeasible_config_is_stored_with_its_reason_and_counts(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=TOO_SMALL) if config.get("max-num-seqs") == 256 else speeds(config, before)
+
+    outcome, engine = finished(tmp_path, script, trials=7)
+    infeasible = [t for t in outcome.trials if t.result and t.result.outcome is Outcome.INFEASIBLE]
+    assert len(infeasible) == 2
+    assert all(t.result and t.result.failure == TOO_SMALL for t in infeasible)
+    assert not set(outcome.front) & {t.number for t in infeasible}
+    # A config that is bad is not launched again.
+    assert len(engine.launched) == 7
+
+
+def test_an_environment_fault_is_retried_once_and_then_measured(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        busy = config.get("max-num-seqs") == 64 and before == 0
+        return Script(launch_failure=BUSY) if busy else speeds(config, before)
+
+    outcome, engine = finished(tmp_path, script, trials=7)
+    assert all(trial.measured for trial in outcome.trials)
+    retried = [trial for trial in outcome.trials if trial.config.get("max-num-seqs") == 64]
+    assert [trial.attempts for trial in retried] == [2, 2]
+    assert len(engine.launched) == 9
+
+
+def test_a_fault_that_stays_is_faulted_after_bounded_attempts(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=BUSY) if config.get("max-num-seqs") == 64 else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7, attempts=3)
+    faulted = [t for t in outcome.trials if t.result and t.result.outcome is Outcome.FAULTED]
+    assert [trial.attempts for trial in faulted] == [3, 3]
+
+
+def test_a_crash_that_every_attempt_repeats_is_the_configs_own(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        death = config.get("max-num-seqs") == 64
+        return Script(dies_at=LevelRole.THROUGHPUT, death=CRASH) if death else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7)
+    assert sum(1 for t in outcome.trials if t.result and t.result.outcome is Outcome.INFEASIBLE) == 2
+
+
+def test_a_crash_once_is_nothing_to_learn_from(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        death = config.get("max-num-seqs") == 64 and before == 0
+        return Script(dies_at=LevelRole.TTFT, death=CRASH) if death else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7)
+    assert all(trial.measured for trial in outcome.trials)
+
+
+def test_what_no_config_can_cure_stops_the_study_with_the_remedy(tmp_path: Path) -> None:
+    engine = FakeEngine(script=lambda _config, _before: Script(launch_failure=GATED))
+    with study_run(tmp_path, engine) as (run, _):
+        with pytest.raises(StudyFatal, match="model_access") as caught:
+            asyncio.run(run.run())
+        assert caught.value.hint == "Set HF_TOKEN."
+        trials = run.store.trials("s")
+        assert [t.result.outcome for t in trials if t.result] == [Outcome.FAULTED]
+    assert len(engine.launched) == 1
+
+
+def test_a_baseline_that_cannot_start_leaves_the_load_to_the_next_trial(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=TOO_SMALL) if not config.params else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=4)
+    assert outcome.trials[0].result is not None
+    assert outcome.trials[0].result.outcome is Outcome.INFEASIBLE
+    ramped = outcome.trials[1].result
+    assert ramped is not None
+    assert any(m.level.role is LevelRole.RAMP for m in ramped.measurements)
+    assert all(trial.measured for trial in outcome.trials[1:])
+    assert outcome.pick is not None
+    assert outcome.pick.throughput_gain is None
+
+
+def test_the_load_is_found_once_and_is_the_same_for_every_trial(tmp_path: Path) -> None:
+    outcome, _ = finished(tmp_path, speeds)
+    rates = set()
+    for trial in outcome.trials:
+        level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
+        assert level is not None
+        rates.add((level.level.rate_rps, level.level.requests))
+        assert any(m.level.role is LevelRole.RAMP for m in trial.result.measurements) is (trial.number == 0)  # type: ignore[union-attr]
+    assert len(rates) == 1
+
+
+def test_a_cancelled_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    def blocking(config: Config, before: int) -> Script:
+        return Script(blocks_at=LevelRole.TTFT) if config.get("max-num-seqs") == 64 else speeds(config, before)
+
+    engine = FakeEngine(script=blocking)
+
+    async def cancelled(run: StudyRun) -> None:
+        task = asyncio.ensure_future(run.run())
+        while not any(config.get("max-num-seqs") == 64 for config in engine.launched):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with study_run(tmp_path, engine, trials=7) as (run, _):
+        asyncio.run(cancelled(run))
+        stopped_at = run.store.trials("s")
+        assert stopped_at[-1].result is None
+        assert run.store.attempts("s", stopped_at[-1].number)[-1].state is AttemptState.INTERRUPTED
+    assert engine.stopped == len(engine.launched)
+
+    outcome, again = finished(tmp_path, speeds, trials=7)
+    assert [trial.number for trial in outcome.trials] == list(range(7))
+    assert all(trial.measured for trial in outcome.trials)
+    # Only what had no end is launched again, first of all the one that was interrupted.
+    assert again.launched[0] == stopped_at[-1].config
+    assert len(again.launched) == 7 - len(stopped_at) + 1
+    assert outcome.trials[stopped_at[-1].number].attempts == 2
+
+
+def test_a_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    expected, _ = finished(whole, speeds, trials=6, sampler="tpe")
+    for target in (2, 4, 6):
+        engine = FakeEngine(script=speeds)
+        with study_run(parts, engine, trials=6, sampler="tpe") as (run, _):
+            # As a kill would: everything in memory is lost between the parts.
+            run.study = run.store.study("s")
+            run.observer = Quiet()
+            asyncio.run(_only(run, target))
+    with Store.open(parts / "autotune.db") as store:
+        got = store.trials("s")
+    assert [t.config for t in got] == [t.config for t in expected.trials]
+
+
+async def _only(run: StudyRun, count: int) -> None:
+    while run._counted() < count:
+        chosen = run._next()
+        assert chosen is not None
+        await run._perform(*chosen)

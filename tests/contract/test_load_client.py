@@ -431,7 +431,7 @@ class TestEnds:
     async def test_cancelling_leaves_nothing_running(self) -> None:
         async with serving(lambda _n, _b: Script(steps=(Hang(),))) as (url, seen):
             driving = asyncio.create_task(drive(url, level(4, concurrency=2), planned(4), options=options()))
-            while len(seen.requests) < 2:  # noqa: ASYNC110
+            while len(seen.requests) < 2:
                 await asyncio.sleep(0.01)
             driving.cancel()
             with pytest.raises(asyncio.CancelledError):

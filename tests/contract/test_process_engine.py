@@ -347,7 +347,7 @@ async def test_counters_over_a_level_and_the_gauges_during_it(bench: Bench) -> N
 
 async def test_cancelling_a_launch_stops_what_it_started(bench: Bench, nothing_left: NothingLeft) -> None:
     launching = asyncio.create_task(bench.launch("--fake-hang-at", "2", "--fake-ignore-term", "--fake-worker", "new"))
-    while len(bench.milestones) < 2:  # noqa: ASYNC110 - the launch itself is what is waited for
+    while len(bench.milestones) < 2:
         await asyncio.sleep(0.02)
     launching.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -472,7 +472,7 @@ async def test_a_failed_start_tells_of_memory_that_stayed(tmp_path: Path) -> Non
     probe = FakeGpuProbe()
     bench = Bench(tmp_path, probe=probe)
     launching = asyncio.create_task(bench.launch("--fake-step-s", "0.1", "--fake-exit-at", "5", gpus=(0,)))
-    while not bench.milestones:  # noqa: ASYNC110 - the launch itself is what is waited for
+    while not bench.milestones:
         await asyncio.sleep(0.02)
     probe.used_bytes[0] = 9 * GIB
     with pytest.raises(LaunchFailed) as caught:

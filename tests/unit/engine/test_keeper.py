@@ -36,7 +36,7 @@ async def started(tmp_path: Path, *words: str, **more: object) -> tuple[Keeper, 
     up = tmp_path / "up"
     order = ServerOrder(argv=[*CHILD, *words, f"say={up}"], log=tmp_path / "log", env={}, grace_s=0.3)
     await keeper.order(order)
-    while not up.exists():  # noqa: ASYNC110 - another process makes the file
+    while not up.exists():
         await asyncio.sleep(0.01)
     return keeper, int(up.read_text())
 

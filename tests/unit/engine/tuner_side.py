@@ -20,7 +20,7 @@ async def main(phase: str, log: Path, argv: list[str]) -> None:
     say = Path(f"{log}.up")
     if phase != "spawned":
         await keeper.order(ServerOrder(argv=[*argv, f"say={say}"], log=log, env={}, grace_s=0.3))
-        while not say.exists():  # noqa: ASYNC110, ASYNC240 - another process makes the file
+        while not say.exists():  # noqa: ASYNC240 - another process makes the file
             await asyncio.sleep(0.01)
     if phase == "stopping":
         stopping = asyncio.create_task(keeper.stop(60.0))

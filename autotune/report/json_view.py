@@ -47,7 +47,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "number": trial.number,
         "flags": trial.config.as_dict(),
         "outcome": str(result.outcome) if result else "running",
-        "reason": str(result.failure.kind) if result and result.failure else None,
+        "reason": reason_of(trial),
         **_figure("output_tok_s", trial.output_tok_s),
         **_figure("output_tok_s_per_gpu", trial.output_tok_s_per_gpu),
         **_figure("ttft_p95_s", trial.ttft_p95_s),
@@ -90,6 +90,16 @@ def show_document(
         "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
         "levels": [_level(level) for level in result.measurements] if result else [],
     }
+
+
+def reason_of(trial: Trial) -> str | None:
+    """Why a trial has no figures, one word: its failure's class, or what it was abandoned for; None when measured."""
+    result = trial.result
+    if result is None:
+        return None
+    if result.failure is not None:
+        return str(result.failure.kind)
+    return result.caveats[0].code if result.outcome is Outcome.ABANDONED and result.caveats else None
 
 
 def caveats_of(trial: Trial) -> tuple[Caveat, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.records import Config, Estimate, Trial, Value
+from autotune.records import Config, Estimate, Outcome, Trial, Value
 from autotune.units import format_seconds
 
 MISSING = "-"
@@ -108,8 +108,12 @@ def ending(trial: Trial) -> str:
     """How a trial ended, with the reason's class: `infeasible: kv_cache_too_small`, `running`."""
     if trial.result is None:
         return "running"
-    failure = trial.result.failure
-    return f"{trial.result.outcome}: {failure.kind}" if failure else str(trial.result.outcome)
+    result = trial.result
+    if result.failure:
+        return f"{result.outcome}: {result.failure.kind}"
+    if result.outcome is Outcome.ABANDONED and result.caveats:
+        return f"{result.outcome}: {result.caveats[0].code}"
+    return str(result.outcome)
 
 
 def _estimate(figure: Estimate | None, pretty: Callable[[float], str]) -> str:

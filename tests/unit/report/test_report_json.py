@@ -3,7 +3,9 @@ from dataclasses import replace
 
 from report_cases import running, study
 
+from autotune.records import Caveat, Outcome
 from autotune.report import show_document, study_document, trial_document
+from autotune.report.wording import ending
 
 
 def test_the_documented_keys_are_there() -> None:
@@ -83,3 +85,13 @@ def test_show_has_all_the_evidence() -> None:
     failure = show_document(view, view.trials[4])["failure"]
     assert failure["class"] == "kv_cache_too_small"
     assert failure["facts"] == {"needed_kv_bytes": 25769803776}
+
+
+def test_an_abandoned_trial_says_what_for() -> None:
+    slow = Caveat(code="too_slow", text="cut off after 600 s", remedy="raise the deadline")
+    trial = study().trials[0]
+    assert trial.result is not None
+    abandoned = replace(trial, result=replace(trial.result, outcome=Outcome.ABANDONED, caveats=(slow,)))
+    assert trial_document(study(), abandoned)["reason"] == "too_slow"
+    assert ending(abandoned) == "abandoned: too_slow"
+    assert trial_document(study(), trial)["reason"] is None

@@ -9,11 +9,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.records import Config, Value
+from autotune.store.folder import DATABASE_NAME
+from autotune.yaml_input import existing_file, read_yaml
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Study names become folder names and Optuna study names."""
@@ -131,21 +132,9 @@ def read_study_file(path: Path) -> dict[str, Any]:
     """The keys a study file sets, as keyword arguments for `compose`.
 
     Raises:
-        UnknownName: there is no such file.
-        InvalidFile: it is not YAML, or a key or value is not accepted.
+        InvalidFile: it cannot be read, is not YAML, or a key or value is not accepted.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError):
-        raise InvalidFile(str(path), "", str(path), "the path of a study file (see studies/*.yaml)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFile(str(path), "", str(error), "a readable UTF-8 text file") from None
-    try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}" if mark else ""
-        raise InvalidFile(str(path), where, str(getattr(error, "problem", error)), "valid YAML") from None
+    raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise InvalidFile(str(path), "", raw, f"a mapping with keys among {', '.join(_StudyFile.model_fields)}")
     try:
@@ -200,6 +189,8 @@ def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) 
         raise InvalidOption(
             "--name", values["name"], "1-64 letters, digits, '.', '_' and '-', not starting with a sign"
         )
+    if values["name"].startswith(DATABASE_NAME):
+        raise InvalidOption("--name", values["name"], f"any name that is not taken by the database {DATABASE_NAME}")
     return Recipe(**values)
 
 
@@ -224,7 +215,7 @@ def parse_gpus(text: str) -> tuple[int, ...]:
         InvalidOption: not a comma-separated list of different non-negative integers.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() for part in parts) or len(set(parts)) != len(parts):
+    if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) != len(parts):
         raise InvalidOption("--gpus", text, "different GPU indices separated by commas, such as 0,1")
     return tuple(int(part) for part in parts)
 
@@ -275,8 +266,8 @@ def find_study_file(name: str, folders: tuple[Path, ...]) -> Path:
     Raises:
         UnknownName: neither exists.
     """
-    direct = Path(name)
-    if direct.suffix in {".yaml", ".yml"} and direct.exists():
+    direct = existing_file(name)
+    if direct is not None and direct.suffix in {".yaml", ".yml"}:
         return direct
     known: dict[str, Path] = {}
     for folder in folders:

@@ -8,20 +8,17 @@ import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.errors import InvalidFile, UnknownName
 from autotune.load.lengths import MAX_P95_OVER_MEAN, Lengths
 from autotune.records import Slo
+from autotune.yaml_input import existing_file, parse_yaml, read_yaml
 
 TEMPLATE_TOKENS = 64
 """Room for what a chat template adds around a prompt: a few dozen tokens for Llama 3.1, which states two dates."""
-
-_MAX_FILE_BYTES = 1 << 20
 
 
 class Api(StrEnum):
@@ -134,11 +131,11 @@ def load_workload(name_or_path: str) -> Workload:
     """
     known = builtin_workloads()
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path).expanduser()
-        if not path.exists():
-            hint = f"No file {path}; give a YAML file that exists or one of: {', '.join(known)}."
+        path = existing_file(name_or_path)
+        if path is None:
+            hint = f"No file {name_or_path}; give a YAML file that exists or one of: {', '.join(known)}."
             raise UnknownName("workload", name_or_path, known, hint=hint)
-        return parse_workload(_read(path), file=str(path), name=path.stem)
+        return _as_workload(read_yaml(path), file=str(path), name=path.stem)
     if name_or_path not in known:
         raise UnknownName("workload", name_or_path, known, hint="A workload of your own is given as a path to a file.")
     shipped = files("autotune.load") / "workloads" / f"{name_or_path}.yaml"
@@ -151,12 +148,10 @@ def parse_workload(text: str, *, file: str, name: str) -> Workload:
     Raises:
         InvalidFile: with the key path, the value seen and what is allowed.
     """
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last two: 2020-99-99, a thousand brackets
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidFile(file, where, getattr(error, "problem", None) or "not YAML", "a YAML mapping") from error
+    return _as_workload(parse_yaml(text, file=file), file=file, name=name)
+
+
+def _as_workload(raw: object, *, file: str, name: str) -> Workload:
     if not isinstance(raw, dict):
         raise InvalidFile(file, "", raw, f"a YAML mapping with the keys {', '.join(_WorkloadYaml.model_fields)}")
     try:
@@ -164,17 +159,6 @@ def parse_workload(text: str, *, file: str, name: str) -> Workload:
     except ValidationError as error:
         raise _invalid(file, error) from error
     return read.record(name)
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise InvalidFile(str(path), "", f"{path.stat().st_size} bytes", f"at most {_MAX_FILE_BYTES} bytes")
-        return path.read_text("utf-8")
-    except OSError as error:
-        raise InvalidFile(str(path), "", error.strerror or str(error), "a readable YAML file") from error
-    except UnicodeDecodeError as error:
-        raise InvalidFile(str(path), "", f"byte {error.start}: not UTF-8", "text in UTF-8") from error
 
 
 class _Yaml(BaseModel):

@@ -8,13 +8,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from autotune.errors import InvalidFile, UnknownName
 from autotune.records import Config, Value
+from autotune.yaml_input import existing_file, parse_yaml, read_yaml
 
 _PARAMETER_NAME = r"^(env:[A-Za-z_][A-Za-z0-9_]*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$"
 
@@ -130,19 +129,15 @@ def load_space(name_or_path: str) -> SearchSpace:
         InvalidFile: the file does not say what it should.
     """
     is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
-    path = Path(name_or_path).expanduser() if is_path else _shipped().get(name_or_path)
-    if path is None or not path.is_file():
+    path = existing_file(name_or_path) if is_path else _shipped().get(name_or_path)
+    if path is None:
         raise UnknownName(
             "search space",
             name_or_path,
             shipped_spaces(),
             hint="Give the name of a shipped space or the path of a YAML file.",
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidFile(str(path), "", str(error), "a readable text file") from error
-    return parse_space(text, file=str(path))
+    return _as_space(read_yaml(path), str(path))
 
 
 def shipped_spaces() -> tuple[str, ...]:
@@ -156,14 +151,10 @@ def parse_space(text: str, *, file: str) -> SearchSpace:
     Raises:
         InvalidFile: with line, key path, value and what is allowed.
     """
-    try:
-        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader that also refuses duplicate keys
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise InvalidFile(file, where, error.problem or str(error), "YAML") from error
-    except yaml.YAMLError as error:
-        raise InvalidFile(file, "", str(error), "YAML") from error
+    return _as_space(parse_yaml(text, file=file), file)
+
+
+def _as_space(content: object, file: str) -> SearchSpace:
     try:
         parsed = _SpaceFile.model_validate(content)
     except ValidationError as error:
@@ -199,26 +190,10 @@ class _SpaceFile(BaseModel):
     fixed: dict[StrictStr, _Scalar] = {}
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, where PyYAML silently keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            if isinstance(key, str):
-                seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
 def _as_parameter(name: str, entry: _ParameterEntry, file: str) -> Parameter:
     for index, choice in enumerate(entry.choices):
         if any(_same(choice, earlier) for earlier in entry.choices[:index]):
             raise InvalidFile(file, f"parameters.{name}.choices[{index}]", choice, "each choice once")
-        if isinstance(choice, float) and choice - choice != 0:
-            raise InvalidFile(file, f"parameters.{name}.choices[{index}]", choice, "a finite number")
     when = tuple(
         (other, tuple(values) if isinstance(values, list) else (values,)) for other, values in entry.when.items()
     )

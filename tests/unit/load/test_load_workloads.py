@@ -103,10 +103,10 @@ def test_unknown_names(tmp_path: Path) -> None:
         ("prompt_tokens: {min: 5, max: 4}\noutput_tokens: {fixed: 5}", "prompt_tokens", "min no greater"),
         ("- 1", "", "mapping"),
         ("", "", "mapping"),
-        ("a: [", "line 1, column 5", "mapping"),
-        ("a: 2020-99-99", "", "mapping"),
-        ("[" * 5000, "", "mapping"),
-        ("&a {a: *a}", "a", "prompt_tokens"),
+        ("a: [", "line 1, column 5", "plain YAML"),
+        ("a: 2020-99-99", "", "plain YAML"),
+        ("[" * 5000, "", "plain YAML"),
+        ("&a {a: *a}", "line 1, column 8", "no aliases"),
     ],
 )
 def test_bad_files(text: str, key: str, said: str) -> None:
@@ -122,7 +122,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="UTF-8"):
         load_workload(str(tmp_path / "latin.yaml"))
     (tmp_path / "folder.yaml").mkdir()
-    with pytest.raises(InvalidFile, match="readable"):
+    with pytest.raises(InvalidFile, match="regular"):
         load_workload(str(tmp_path / "folder.yaml"))
     (tmp_path / "big.yaml").write_bytes(b"#" * (1 << 21))
     with pytest.raises(InvalidFile, match="at most"):

@@ -104,7 +104,7 @@ GOOD = "name: s\nparameters:\n  max-num-seqs: {choices: [1, 2]}\n"
         ("name: s\nparameters:\n  a: {choices: 5}\n", "parameters.a.choices", "a list"),
         ("name: s\nparameters:\n  a: {choices: [[1]]}\n", "parameters.a.choices[0]", "plain values"),
         ("name: s\nparameters:\n  a: {choices: [1, 2, 1.0]}\n", "parameters.a.choices[2]", "each choice once"),
-        ("name: s\nparameters:\n  a: {choices: [.nan]}\n", "parameters.a.choices[0]", "finite"),
+        ("name: s\nparameters:\n  a: {choices: [.nan]}\n", "line 3, column 17", "finite"),
         ("name: s\nparameters:\n  a: {choices: [1], range: 3}\n", "parameters.a.range", "keys choices, why, when"),
         ("name: s\nparameters:\n  --a: {choices: [1]}\n", "parameters.--a", "without dashes"),
         ("name: s\nparameters:\n  port: {choices: [1]}\n", "parameters.port", "does not set itself"),
@@ -152,7 +152,7 @@ def test_a_space_by_path(tmp_path: Path) -> None:
     path.write_text(GOOD)
     assert load_space(str(path)).size == 2
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidFile, match="readable text"):
+    with pytest.raises(InvalidFile, match="text in UTF-8"):
         load_space(str(path))
 
 

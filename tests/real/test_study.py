@@ -88,7 +88,7 @@ def autotune(words: list[str], directory: Path, environ: dict[str, str], timeout
     """Standard output of the real command line; what it says to people is printed into the test's own output."""
     command = [sys.executable, "-m", "autotune", *words]
     done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=timeout_s)
-    print(done.stderr)
+    sys.stdout.write(done.stderr)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -134,7 +134,7 @@ def test_the_study_measures_and_picks(ended: Ended, capsys: pytest.CaptureFixtur
     assert document["pick"]["reason"]
     table = ended.autotune("pareto", NAME)
     with capsys.disabled():
-        print(f"\n{table}")
+        sys.stdout.write(f"\n{table}")
 
 
 def test_the_front_is_what_nothing_beats(ended: Ended) -> None:

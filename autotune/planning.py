@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.engine.command import VllmCommand, choose_command, resolve_command
-from autotune.engine.flag_cache import ask_flags
+from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags
 from autotune.engine.flags import AcceptedFlags, from_argv
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.workloads import Workload, load_workload, workload_fingerprint
@@ -46,8 +46,8 @@ class Surroundings:
     has_kfd: bool
     cache_dir: Path
 
-    def ask(self, command: VllmCommand) -> tuple[str | None, AcceptedFlags]:
-        found = ask_flags(command.words, self.cache_dir, env=self.environ)
+    def ask(self, command: VllmCommand, *, deadline_s: float) -> tuple[str | None, AcceptedFlags]:
+        found = ask_flags(command.words, self.cache_dir, env=self.environ, deadline_s=deadline_s)
         return found.version, found.accepted
 
 
@@ -244,6 +244,10 @@ def make_plan(
 def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind, tuple[str, ...]]:
     requested = None if recipe.gpus is None else ",".join(map(str, recipe.gpus))
     if recipe.engine is EngineChoice.SIMULATED or (recipe.engine is EngineChoice.AUTO and recipe.node is not None):
+        if requested is not None:
+            raise InvalidOption(
+                "--gpus", requested, "nothing on the simulated engine; --node says how many GPUs it has"
+            )
         return parse_node_name(recipe.node or DEFAULT_NODE), EngineKind.SIMULATED, ()
     if recipe.node is not None:
         raise InvalidOption("--node", recipe.node, "nothing with --engine process, which runs on this machine")
@@ -277,7 +281,8 @@ def _command(
         return None, None, None
     chosen = choose_command(argument=argument, environ=here.environ, study_file=recipe.vllm_command)
     command = resolve_command(chosen, search_path=here.environ.get("PATH"))
-    version, accepted = here.ask(command)
+    # A server that must be ready by the start deadline has shown its flags by then as well.
+    version, accepted = here.ask(command, deadline_s=min(HELP_DEADLINE_S, recipe.start_deadline_s))
     return command, version, accepted
 
 

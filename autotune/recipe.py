@@ -86,11 +86,15 @@ class Recipe:
     starting_points: tuple[Config, ...] = ()
 
 
+MOST_CONCURRENCY, MOST_RATE_RPS, MOST_REQUESTS = 65_536, 1e6, 10_000_000
+"""Of one level and GPU: far above what a server takes, low enough not to exhaust the machine that sends them."""
+
+
 class _LoadFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-    concurrency: Annotated[int, Field(ge=1, le=65536)] | None = None
-    rate_rps: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] | None = None
+    rate_rps: Annotated[float, Field(gt=0, le=MOST_RATE_RPS)] | None = None
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
 
     @field_validator("rate_rps", mode="before")
     @classmethod
@@ -238,7 +242,9 @@ def parse_load(text: str) -> LoadChoice:
     Raises:
         InvalidOption: an unknown key, or a value that is not a positive number.
     """
-    allowed = "auto, or concurrency=N, rate=R, requests=N separated by commas"
+    most = {"concurrency": MOST_CONCURRENCY, "rate": MOST_RATE_RPS, "requests": MOST_REQUESTS}
+    limits = ", ".join(f"{key} up to {limit:,.0f}" for key, limit in most.items())
+    allowed = f"auto, or concurrency=N, rate=R, requests=N separated by commas ({limits})"
     if text.strip() == "auto":
         return LoadChoice()
     found: dict[str, float] = {}
@@ -248,7 +254,7 @@ def parse_load(text: str) -> LoadChoice:
             number = float(value)
         except ValueError:
             number = -1.0
-        if key not in {"concurrency", "rate", "requests"} or not 0 < number < 1e9 or key in found:
+        if key in found or not 0 < number <= most.get(key, 0):
             raise InvalidOption("--load", text, allowed)
         if key != "rate" and number != int(number):
             raise InvalidOption("--load", text, allowed)

@@ -24,6 +24,7 @@ from autotune.planning import StudyPlan
 from autotune.records import COUNTED_OUTCOMES, ClockKind, EngineKind, Origin
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
+from autotune.store.connection import BUSY_TIMEOUT_S
 from autotune.store.folder import DATABASE_NAME, LockHolder, StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -38,10 +39,12 @@ class Places:
     Attributes:
         root: folder of all studies; raw files of a study are in `root/<name>/`.
         storage: database URL or path; None for `root/autotune.db`.
+        busy_timeout_s: how long another program that holds the database is waited for.
     """
 
     root: Path
     storage: str | None = None
+    busy_timeout_s: float = BUSY_TIMEOUT_S
 
     @property
     def database(self) -> str:
@@ -120,7 +123,8 @@ async def _until_signalled(run: StudyRun) -> StudyOutcome:
     task = asyncio.current_task()
     assert task is not None  # inside a coroutine that asyncio.run drives there is one
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup autotune study ...` is to survive the terminal
+            loop.add_signal_handler(number, task.cancel)
     return await run.run()
 
 
@@ -213,5 +217,5 @@ def _opened(places: Places) -> Iterator[Store]:
             f"{places.root}: {error.strerror}",
             hint="Choose a writable place with --studies-dir (or AUTOTUNE_STUDIES_DIR).",
         ) from None
-    with Store.open(places.database) as store:
+    with Store.open(places.database, busy_timeout_s=places.busy_timeout_s) as store:
         yield store

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from autotune import __version__
 from autotune.cli import diagnose, promote, reporting, review, simulate, steer, study
 
+
+class _Commands(TyperGroup):
+    """Typer ends with 1 when the reader of its output goes away (`autotune list | head`), which is nobody's error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            reporting.silence_output()
+            raise typer.Exit from None
+
+
 app = typer.Typer(
     name="autotune",
+    cls=_Commands,
     help="Find the `vllm serve` flags that give the most throughput for the p95 time-to-first-token you can accept.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -39,4 +53,4 @@ for module in (study, review, steer, promote, diagnose, simulate):
 
 def main() -> None:
     """Entry point of the console script."""
-    reporting.run(lambda: app(standalone_mode=False))
+    reporting.run(lambda: app())

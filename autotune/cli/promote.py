@@ -11,6 +11,7 @@ import typer
 
 from autotune import __version__
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
+from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
     from autotune.promote import Promotion, StudyFacts, Target
@@ -53,12 +54,11 @@ def promote(
     from autotune.cli.views import find_study, find_trial, opened, view_of
     from autotune.promote import Promotion, deployment_from, render, serve_argv, write_files
     from autotune.recipe import parse_gpus
-    from autotune.session import Places
     from autotune.store.study_record import PromotionRecord
 
     targets = _targets(target)
-    places = Places(root=studies_dir, storage=storage)
-    with opened(places) as store:
+    places = places_of(studies_dir, storage)
+    with opened(places, study) as store:
         stored = find_study(store, study)
         view = view_of(store, stored, places, slo=slo)
         chosen = find_trial(view.trials, study, _number(view, trial))

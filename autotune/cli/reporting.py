@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -13,10 +14,21 @@ from autotune.errors import AutotuneError, ExitCode
 
 
 def run(command: Callable[[], object]) -> NoReturn:
-    """Run the whole command line and end the process as documented in docs/exit-codes.md."""
+    """Run the whole command line and end the process as documented in docs/exit-codes.md.
+
+    Args:
+        command: ends by returning, by `SystemExit` (the argument parser's way), or by an error.
+    """
+    # As Ctrl-C: what a TERM meets half-way (a server command that is being asked for its flags) is cleared up.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         command()
+        sys.stdout.flush()  # here, where a reader that went away is no error, and not at the interpreter's exit
         sys.exit(int(ExitCode.OK))
+    except SystemExit as end:
+        if end.code == ExitCode.INTERRUPTED:
+            _say("autotune: stopped by the operator")
+        raise
     except AutotuneError as error:
         _say(f"autotune: {error.message}")
         if error.hint:
@@ -24,13 +36,18 @@ def run(command: Callable[[], object]) -> NoReturn:
         sys.exit(int(error.exit_code))
     except BrokenPipeError:
         # The reader of our output went away (`autotune list | head`); Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence_output()
         sys.exit(int(ExitCode.OK))
     except KeyboardInterrupt:
         _say("autotune: stopped by the operator")
         sys.exit(int(ExitCode.INTERRUPTED))
     except Exception as error:  # noqa: BLE001 - the outermost shell: an operator never sees a traceback
         _internal(error)
+
+
+def silence_output() -> None:
+    """Let standard output lead nowhere, after its reader has gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _internal(error: Exception) -> NoReturn:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
+from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
     from autotune.records import Trial
@@ -44,14 +45,13 @@ def pareto(
     from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.tables import study_report
-    from autotune.session import Places
 
     if as_csv and as_json:
         raise InvalidOption("--csv", "--json", "one of --csv and --json")
     if picture is not None and picture.suffix.lower() not in PICTURE_SUFFIXES:
         raise InvalidOption("--picture", str(picture), f"a file ending in {', '.join(PICTURE_SUFFIXES)}")
-    places = Places(root=studies_dir, storage=storage)
-    with opened(places) as store:
+    places = places_of(studies_dir, storage)
+    with opened(places, study) as store:
         stored = find_study(store, study)
         view = view_of(store, stored, places, slo=slo)
     if picture is not None:
@@ -99,10 +99,9 @@ def show(
     from autotune.report.detail import trial_detail
     from autotune.report.grid import print_to
     from autotune.report.json_view import show_document
-    from autotune.session import Places
 
-    places = Places(root=studies_dir, storage=storage)
-    with opened(places) as store:
+    places = places_of(studies_dir, storage)
+    with opened(places, study) as store:
         stored = find_study(store, study)
         view = view_of(store, stored, places)
         chosen = find_trial(view.trials, study, trial)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, StudyName
+from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,10 +48,9 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
     from autotune.cli.views import opened
     from autotune.report.grid import print_to
     from autotune.report.tables import studies_table
-    from autotune.session import Places
 
-    places = Places(root=studies_dir, storage=storage)
-    if storage is None and not Path(places.database).exists():
+    places = places_of(studies_dir, storage)
+    if places.storage is None and not Path(places.database).exists():
         rows: list[StudyRow] = []
     else:
         with opened(places) as store:
@@ -83,7 +83,7 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
         model=study.identity["model"],
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
-        simulated=study.simulated,
+        simulated=study.simulated or any(trial.result.simulated for trial in ended if trial.result),
         state="running" if holder else "interrupted" if killed else str(study.state),
         done=sum(
             1
@@ -111,10 +111,9 @@ def logs(
 ) -> None:
     """Print the server's log of a trial, secrets taken out."""
     from autotune.cli.views import find_study, find_trial, opened
-    from autotune.session import Places
 
-    places = Places(root=studies_dir, storage=storage)
-    with opened(places) as store:
+    places = places_of(studies_dir, storage)
+    with opened(places, study) as store:
         find_study(store, study)
         trials = store.trials(study)
         if trial is not None:
@@ -175,10 +174,9 @@ def stop(
     """End a running study as Ctrl-C would: its server is stopped, everything is stored, the same command goes on."""
     from autotune.cli.views import find_study, opened
     from autotune.errors import StudyBusy
-    from autotune.session import Places
 
-    places = Places(root=studies_dir, storage=storage)
-    with opened(places) as store:
+    places = places_of(studies_dir, storage)
+    with opened(places, study) as store:
         find_study(store, study)
     folder = places.folder(study)
     holder = folder.holder()

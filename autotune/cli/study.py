@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir
+from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,7 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
-    from autotune.session import Places, Target
+    from autotune.session import Target
 
     count, more = _trials(trials)
     arguments = {
@@ -92,7 +93,7 @@ def study(
         "extra_args": tuple(server_args) if server_args else None,
     }
     plan = _plan(file, arguments, pick, vllm_command, Path(studies_dir))
-    places = Places(root=studies_dir, storage=storage)
+    places = places_of(studies_dir, storage)
     _run(plan, places, Target(trials=count, more=more), as_json=as_json)
 
 

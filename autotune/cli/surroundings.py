@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autotune.node.probe import open_probe
-from autotune.planning import Surroundings
+if TYPE_CHECKING:
+    from autotune.planning import Surroundings
+    from autotune.session import Places
+
+BUSY_TIMEOUT_NAME = "AUTOTUNE_BUSY_TIMEOUT_S"
 
 
 def surroundings() -> Surroundings:
     """This process's own environment, driver and file system."""
+    from autotune.node.probe import open_probe
+    from autotune.planning import Surroundings
+
     environ = dict(os.environ)
     cache = (
         environ.get("AUTOTUNE_CACHE_DIR") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
@@ -23,6 +31,28 @@ def surroundings() -> Surroundings:
         has_kfd=Path("/dev/kfd").exists(),
         cache_dir=Path(cache),
     )
+
+
+def places_of(studies_dir: Path, storage: str | None) -> Places:
+    """Where results are, and how long a busy database is waited for (AUTOTUNE_BUSY_TIMEOUT_S, 60 by default).
+
+    Raises:
+        InvalidOption: that variable holds no number of seconds.
+    """
+    from autotune.errors import InvalidOption
+    from autotune.session import Places
+
+    places = Places(root=studies_dir, storage=storage or None)
+    text = os.environ.get(BUSY_TIMEOUT_NAME)
+    if not text:
+        return places
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise InvalidOption(BUSY_TIMEOUT_NAME, text, "seconds, from 0 to 86400")
+    return replace(places, busy_timeout_s=seconds)
 
 
 def _shm_bytes() -> int | None:

@@ -17,6 +17,8 @@ _DEFAULT_BLOCK_TOKENS = 16  # of every vLLM version whose log gives blocks inste
 
 _N = r"([\d,]+)"
 _F = r"(-?[\d.]+)"
+SIMULATED_MARK = "+simulated"
+"""In the version that our simulated server gives; what it shows must never pass for a measurement."""
 _VERSION = re.compile(r"(?:API server version v?|\bversion |LLM engine \(v)(\d+\.\d+[\w.+-]*)", re.ASCII)
 _KV_TOKENS = re.compile(rf"KV cache size: {_N} tokens")
 _KV_BLOCKS = re.compile(r"# \w+ blocks: (\d+)")
@@ -87,8 +89,10 @@ class FactsCollector:
     def facts(self) -> ServerFacts:
         """What is known now. `weights_bytes` and `available_kv_bytes` are per GPU (largest and smallest rank)."""
         known = self._known
+        version = _text(known.get("vllm_version"))
         return ServerFacts(
-            vllm_version=_text(known.get("vllm_version")),
+            vllm_version=version,
+            simulated=SIMULATED_MARK in (version or ""),
             kv_cache_tokens=self._tokens(),
             max_concurrency=round(sum(self._concurrency.values()), 4) if self._concurrency else None,
             available_kv_bytes=self._available,

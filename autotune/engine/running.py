@@ -9,6 +9,7 @@ from autotune.engine.command import CommandKind
 from autotune.engine.diagnosis import LogFollower
 from autotune.engine.keeper import descendants, snapshot
 from autotune.engine.keeper_client import Keeper, StopReport
+from autotune.engine.log_facts import SIMULATED_MARK
 from autotune.engine.log_tail import LogTail
 from autotune.engine.logs import MilestoneName
 from autotune.engine.metrics_text import parse_metrics
@@ -16,7 +17,6 @@ from autotune.engine.ports import listeners
 from autotune.engine.server_http import ModelCard, ServerDoor
 from autotune.records import Failure, ServerFacts
 
-SIMULATED_MARK = "+simulated"
 MOST_PIECES = 16
 """Pieces of the log (256 KiB each) read in one go, so that a flood does not keep the engine from everything else."""
 
@@ -84,7 +84,7 @@ class RunningServer:
         return replace(
             said,
             vllm_version=version or said.vllm_version,
-            simulated=SIMULATED_MARK in (version or ""),
+            simulated=SIMULATED_MARK in (version or said.vllm_version or ""),
             max_model_len=length or said.max_model_len,
             kv_cache_tokens=metrics.kv_cache_tokens or said.kv_cache_tokens or metrics.kv_cache_block_tokens,
             max_concurrency=metrics.kv_cache_max_concurrency or said.max_concurrency,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, UnknownName
 from autotune.records import ModelShape
+from autotune.yaml_input import existing_file
 
 # What sets the parameter count of each architecture apart from the Llama arithmetic: biases on q, k and v, and
 # RMS norms of one head each on q and k (vllm/model_executor/models/{llama,qwen2,qwen3,phi3}.py).
@@ -55,6 +56,10 @@ class UnsizedModel(InvalidFile):
     """A readable config.json of a model whose memory we do not compute; a real server may well serve it."""
 
 
+_MOST = 1 << 30
+"""No size of a real model comes near it; products of larger ones leave the range of floats."""
+
+
 class _ConfigJson(BaseModel):
     """The border: keys of a Hugging Face config.json that decide a dense model's size. Others are ignored."""
 
@@ -62,14 +67,14 @@ class _ConfigJson(BaseModel):
 
     architectures: list[str] | None = None
     model_type: str | None = None
-    num_hidden_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int | None = Field(default=None, gt=0)
-    head_dim: int | None = Field(default=None, gt=0)
-    vocab_size: int = Field(gt=0)
-    max_position_embeddings: int = Field(gt=0)
+    num_hidden_layers: int = Field(gt=0, le=_MOST)
+    hidden_size: int = Field(gt=0, le=_MOST)
+    intermediate_size: int = Field(gt=0, le=_MOST)
+    num_attention_heads: int = Field(gt=0, le=_MOST)
+    num_key_value_heads: int | None = Field(default=None, gt=0, le=_MOST)
+    head_dim: int | None = Field(default=None, gt=0, le=_MOST)
+    vocab_size: int = Field(gt=0, le=_MOST)
+    max_position_embeddings: int = Field(gt=0, le=_MOST)
     tie_word_embeddings: bool = False
     attention_bias: bool | None = None
     mlp_bias: bool = False
@@ -94,8 +99,8 @@ def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home:
         InvalidFile: a config.json that cannot be read or lacks a key.
         UnsizedModel: a model that is not a plain dense decoder.
     """
-    folder = Path(name_or_path).expanduser()
-    if folder.is_dir():
+    folder = existing_file(name_or_path)
+    if folder is not None and folder.is_dir():
         path = folder / "config.json"
         if not path.is_file():
             raise UnknownName("model", name_or_path, (), hint=f"The folder {folder} has no config.json.")
@@ -155,6 +160,8 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> Mod
         raise InvalidFile(
             file, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({parsed.num_attention_heads})"
         )
+    if _head_dim(parsed) < 1:
+        raise InvalidFile(file, "hidden_size", parsed.hidden_size, f"at least the {parsed.num_attention_heads} heads")
     parameters = _count_parameters(parsed, kv_heads)
     # vLLM's dtype "auto" loads a float32 checkpoint in 16 bit.
     dtype = (parsed.dtype or parsed.torch_dtype or "bfloat16").removeprefix("torch.")
@@ -245,6 +252,8 @@ def _as_invalid_file(error: ValidationError, config: Mapping[str, Any], file: st
 def _read(path: Path, name: str) -> ModelShape:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise InvalidFile(str(path), "", "nested too deeply", "a readable JSON file") from None
     except (OSError, ValueError) as error:
         raise InvalidFile(str(path), "", str(error), "a readable JSON file") from error
     if not isinstance(config, dict):

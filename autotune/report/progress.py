@@ -199,7 +199,7 @@ def best_lines(state: Progress) -> tuple[str, ...]:
     ranked = sorted(
         state.front, key=lambda trial: -(trial.output_tok_s_per_gpu.value if trial.output_tok_s_per_gpu else 0)
     )
-    lines = [f"trial {trial.number}: {figures(trial)}{mark}" for trial in ranked[:BEST_SHOWN]]
+    lines = [f"trial {trial.number}: {figures(trial)}{mark or _mark(trial)}" for trial in ranked[:BEST_SHOWN]]
     if len(ranked) > BEST_SHOWN:
         lines.append(f"and {len(ranked) - BEST_SHOWN} more")
     return tuple(lines)
@@ -208,6 +208,11 @@ def best_lines(state: Progress) -> tuple[str, ...]:
 def figures(trial: Trial) -> str:
     """Both objectives of a trial."""
     return f"{brief_rate(trial.output_tok_s_per_gpu)} tok/s per GPU, TTFT p95 {brief_latency(trial.ttft_p95_s)}"
+
+
+def _mark(trial: Trial) -> str:
+    """Of a trial's own: real processes may be simulated servers."""
+    return " (simulated)" if trial.result and trial.result.simulated else ""
 
 
 def line_of(state: Progress, event: Event) -> str | None:
@@ -224,7 +229,7 @@ def line_of(state: Progress, event: Event) -> str | None:
         case PhaseBegan():
             return None if event.phase is Phase.ENDED else headline(state, event.at_s)
         case TrialEnded():
-            told = f", {figures(event.trial)}{mark}" if event.trial.measured else ""
+            told = f", {figures(event.trial)}{mark or _mark(event.trial)}" if event.trial.measured else ""
             best = f"; front: {', '.join(str(trial.number) for trial in state.front)}" if state.front else ""
             return f"trial {event.trial.number} {ending(event.trial)}{told}{best}"
         case Said():

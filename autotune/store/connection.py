@@ -49,11 +49,11 @@ def locate(url_or_path: str | Path) -> Location:
         return Location(url=URL.create("sqlite", database=str(path)), path=path)
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # ValueError: a port that is no number
         raise StorageError(
             "the database URL cannot be read", hint="Give a file, or postgresql://USER@HOST/NAME."
         ) from None
-    if url.get_backend_name() == "sqlite":
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
         if not url.database or url.database == ":memory:":
             raise StorageError(f"{text}: a study needs a database that stays", hint="Give a file.")
         return Location(url=url, path=Path(url.database))
@@ -62,7 +62,7 @@ def locate(url_or_path: str | Path) -> Location:
     if url.get_backend_name() == "postgresql":
         return Location(url=url, path=None)
     raise StorageError(
-        f"{url.render_as_string(hide_password=True)}: databases of kind {url.get_backend_name()} are not supported",
+        f"{url.render_as_string(hide_password=True)}: databases of kind {url.drivername} are not supported",
         hint="Give a file (SQLite), or postgresql://USER@HOST/NAME.",
     )
 

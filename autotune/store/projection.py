@@ -40,7 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import SchemaMismatch, StorageError
 from autotune.records import Outcome, Trial, Value
-from autotune.store.connection import BUSY_TIMEOUT_S, Location, storage_error, translated
+from autotune.store.connection import Location, storage_error, translated
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
 
@@ -81,7 +81,7 @@ class Projection:
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         _check_schema(store)
-        return cls(store, _storage(store.location))
+        return cls(store, _storage(store.location, store.busy_timeout_s))
 
     def close(self) -> None:
         """Give Optuna's connections back."""
@@ -305,11 +305,11 @@ def _schema_mismatch(location: Location, current: str, head: str, *, older: bool
     )
 
 
-def _storage(location: Location) -> RDBStorage:
+def _storage(location: Location, busy_timeout_s: float) -> RDBStorage:
     # Doubled braces: Optuna formats the URL like a template.
     url = location.url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     options: dict[str, Any] = (
-        {"pool_pre_ping": True} if location.path is None else {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
+        {"pool_pre_ping": True} if location.path is None else {"connect_args": {"timeout": busy_timeout_s}}
     )
     for attempt in range(1, _SCHEMA_TRIES + 1):
         try:

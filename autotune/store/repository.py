@@ -50,10 +50,14 @@ class Store:
 
     Attributes:
         engine: for `projection.py`, which looks at Optuna's tables; nobody else.
+        busy_timeout_s: how long another program that holds the database is waited for.
     """
 
-    def __init__(self, engine: Engine, location: Location, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self, engine: Engine, location: Location, now: Callable[[], datetime], busy_timeout_s: float = BUSY_TIMEOUT_S
+    ) -> None:
         self.engine = engine
+        self.busy_timeout_s = busy_timeout_s
         self._writer = engine.execution_options(**WRITE)
         self._now = now
         self.location = location
@@ -83,7 +87,7 @@ class Store:
         except BaseException:
             engine.dispose()
             raise
-        return cls(engine, location, now)
+        return cls(engine, location, now, busy_timeout_s)
 
     def close(self) -> None:
         """Give the connections back."""

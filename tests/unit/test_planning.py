@@ -27,7 +27,7 @@ parameters:
 class Here(Surroundings):
     """A machine without GPUs whose vLLM accepts few flags."""
 
-    def ask(self, command: object) -> tuple[str | None, AcceptedFlags]:
+    def ask(self, command: object, *, deadline_s: float) -> tuple[str | None, AcceptedFlags]:
         names = ("dtype", "gpu-memory-utilization", "max-model-len", "max-num-seqs", "tensor-parallel-size")
         return "0.32.0", AcceptedFlags(flags=tuple(FlagSpec(name=name, takes_value=True) for name in names))
 

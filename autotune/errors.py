@@ -111,7 +111,7 @@ class UnknownName(BadInput):
         shown = ", ".join(near) if near else ", ".join(sorted(allowed)[:12])
         label = "did you mean" if near else "known"
         tail = f" ({label}: {shown})" if shown else ""
-        super().__init__(f"{where}unknown {kind} {name!r}{tail}", hint=hint)
+        super().__init__(f"{where}unknown {kind} {_shorten(name)}{tail}", hint=hint)
         self.kind, self.name, self.allowed, self.source = kind, name, tuple(allowed), source
         self.exit_code = _KIND_EXIT[kind]
 

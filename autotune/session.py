@@ -21,11 +21,12 @@ from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
+from autotune.recipe import DATABASE_NAME
 from autotune.records import COUNTED_OUTCOMES, ClockKind, EngineKind, Origin
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
 from autotune.store.connection import BUSY_TIMEOUT_S
-from autotune.store.folder import DATABASE_NAME, LockHolder, StudyFolder
+from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState

@@ -71,8 +71,6 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
-    from autotune.session import Target
-
     count, more = _trials(trials)
     arguments = {
         "model": model,
@@ -93,8 +91,10 @@ def study(
         "extra_args": tuple(server_args) if server_args else None,
     }
     plan = _plan(file, arguments, pick, vllm_command, Path(studies_dir))
-    places = places_of(studies_dir, storage)
-    _run(plan, places, Target(trials=count, more=more), as_json=as_json)
+    # Only now what runs studies is imported: whoever mistyped need not wait for it.
+    from autotune.session import Target
+
+    _run(plan, places_of(studies_dir, storage), Target(trials=count, more=more), as_json=as_json)
 
 
 def _engine(text: str | None) -> object:

@@ -133,7 +133,7 @@ def load_workload(name_or_path: str) -> Workload:
     if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
         path = existing_file(name_or_path)
         if path is None:
-            hint = f"No file {name_or_path}; give a YAML file that exists or one of: {', '.join(known)}."
+            hint = f"There is no such file; give a YAML file that exists or one of: {', '.join(known)}."
             raise UnknownName("workload", name_or_path, known, hint=hint)
         return _as_workload(read_yaml(path), file=str(path), name=path.stem)
     if name_or_path not in known:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from autotune.errors import StorageError, StudyBusy
 
-DATABASE_NAME = "autotune.db"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:

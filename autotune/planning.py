@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from autotune.engine.command import VllmCommand, choose_command, resolve_command
+from autotune.engine.command import VllmCommand, choose_command, question_words, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags
 from autotune.engine.flags import AcceptedFlags, from_argv
 from autotune.errors import InvalidOption, UnknownName
@@ -47,7 +47,7 @@ class Surroundings:
     cache_dir: Path
 
     def ask(self, command: VllmCommand, *, deadline_s: float) -> tuple[str | None, AcceptedFlags]:
-        found = ask_flags(command.words, self.cache_dir, env=self.environ, deadline_s=deadline_s)
+        found = ask_flags(question_words(command), self.cache_dir, env=self.environ, deadline_s=deadline_s)
         return found.version, found.accepted
 
 
@@ -278,6 +278,8 @@ def _command(
     recipe: Recipe, here: Surroundings, engine: EngineKind, argument: str | None
 ) -> tuple[VllmCommand | None, str | None, AcceptedFlags | None]:
     if engine is EngineKind.SIMULATED:
+        if argument is not None:
+            raise InvalidOption("--vllm-command", argument, "nothing when simulating: add --engine process to run it")
         return None, None, None
     chosen = choose_command(argument=argument, environ=here.environ, study_file=recipe.vllm_command)
     command = resolve_command(chosen, search_path=here.environ.get("PATH"))

@@ -148,6 +148,17 @@ def server_argv(
             assert_never(command.kind)
 
 
+def question_words(command: VllmCommand) -> tuple[str, ...]:
+    """The command for asking it a question (`--help=all` is put behind it): a template's placeholders are filled.
+
+    Port 0 stands for any: `docker run -p 127.0.0.1:{port}:8000` would refuse the placeholder, and nothing listens.
+    """
+    if command.kind is not CommandKind.TEMPLATE:
+        return command.words
+    words = tuple(word for word in command.words if word != "{flags}")
+    return _fill(words, model="model", host="127.0.0.1", port=0, flags=())
+
+
 def shown_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """A command line that may be stored and shown: values of secret flags, and secrets anywhere, taken out."""
     shown: list[str] = []

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.engine.command import CommandKind, choose_command, parse_command, resolve_command, server_argv, shown_argv
+from autotune.engine.command import (
+    CommandKind,
+    choose_command,
+    parse_command,
+    question_words,
+    resolve_command,
+    server_argv,
+    shown_argv,
+)
 from autotune.errors import ExitCode, InvalidOption, VllmCommandError
 
 ENVIRON = {"AUTOTUNE_VLLM_COMMAND": "from-env serve"}
@@ -77,6 +85,22 @@ def test_templates(text: str, expected: str) -> None:
     command = parse_command(text, source="test")
     argv = server_argv(command, model="m", flags=("--f", "1"), host="h", port=81, extra=("-x",))
     assert argv == tuple(expected.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "docker run -p 127.0.0.1:{port}:8000 image --model {model}",
+            "docker run -p 127.0.0.1:0:8000 image --model model",
+        ),
+        ("wrap {flags} --port {port} --model {model}", "wrap --port 0 --model model"),
+        ("python -m vllm.entrypoints.openai.api_server", "python -m vllm.entrypoints.openai.api_server"),
+    ],
+)
+def test_a_question_leaves_no_placeholder(text: str, expected: str) -> None:
+    # docker: 'invalid hostPort: {port}'.
+    assert shlex.join(question_words(parse_command(text, source="test"))) == expected
 
 
 def test_a_model_that_looks_like_a_placeholder_is_left_alone() -> None:

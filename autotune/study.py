@@ -19,6 +19,7 @@ from autotune.records import (
     COUNTED_OUTCOMES,
     STUDY_FATAL_CLASSES,
     Config,
+    Failure,
     FailureClass,
     LoadLevel,
     LoadPlan,
@@ -184,7 +185,11 @@ class StudyRun:
         await self._attempts(trial)
 
     async def _attempts(self, trial: Trial) -> None:
-        """Launch a trial until it has an end that counts; faults of the environment are retried, boundedly."""
+        """Launch a trial until it has an end that counts; faults of the environment are retried, boundedly.
+
+        Raises:
+            StudyFatal: what no config can cure. The trial stays open: cured, the study goes on with it.
+        """
         self.observer.trial_started(trial, counted=self._counted(), target=self.study.target_trials)
         kinds = self._earlier_faults(trial)
         while True:
@@ -193,9 +198,12 @@ class StudyRun:
             if run.result.outcome is not Outcome.FAULTED or failure is None:
                 break
             kinds.append(failure.kind)
-            if failure.kind in STUDY_FATAL_CLASSES or len(kinds) >= self.plan.recipe.attempts:
+            fatal = failure.kind in STUDY_FATAL_CLASSES
+            if not fatal and len(kinds) >= self.plan.recipe.attempts:
                 break
             self.store.fault_attempt(self.study.name, trial.number, attempt, run.result)
+            if fatal:
+                raise _fatal(trial.number, failure)
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
             await self.sleep(min(60.0, 5.0 * 2 ** (len(kinds) - 1)))
@@ -205,19 +213,13 @@ class StudyRun:
         """What spoilt this trial's attempts before this tuner was started."""
         attempts = self.store.attempts(self.study.name, trial.number)
         failures = [a.result.failure for a in attempts if a.state is AttemptState.FAULTED and a.result]
-        return [failure.kind for failure in failures if failure]
+        # Fatal ones were cured, or this tuner would not have been started.
+        return [failure.kind for failure in failures if failure and failure.kind not in STUDY_FATAL_CLASSES]
 
     def _finish(self, trial: Trial, result: TrialResult) -> None:
         finished = self.store.finish_trial(self.study.name, trial.number, result)
         self.projection.sync(self.study.name)
         self.observer.trial_ended(finished, self._trials())
-        failure = result.failure
-        if failure is not None and failure.kind in STUDY_FATAL_CLASSES:
-            raise StudyFatal(
-                f"trial {trial.number} ended with {failure.kind}, which no config can cure: "
-                f"{failure.line or 'see server.log'}",
-                hint=" ".join(failure.remedies[:2]),
-            )
 
     async def _attempt(self, trial: Trial) -> tuple[int, TrialRun]:
         name, recipe = self.study.name, self.plan.recipe
@@ -288,6 +290,14 @@ class _Recorder:
 
     def level(self, level: LoadLevel) -> None:
         self.run.observer.phase(self._phase, level.name)
+
+
+def _fatal(trial: int, failure: Failure) -> StudyFatal:
+    line = failure.line or "see server.log"
+    return StudyFatal(
+        f"trial {trial} ended with {failure.kind}, which no config can cure: {line}",
+        hint=" ".join((*failure.remedies[:2], "Then the same command goes on.")),
+    )
 
 
 def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -> TrialResult:

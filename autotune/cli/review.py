@@ -95,7 +95,7 @@ def show(
 ) -> None:
     """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import find_study, find_trial, opened, view_of
+    from autotune.cli.views import find_study, find_trial, opened, view_of, with_evidence
     from autotune.report.detail import trial_detail
     from autotune.report.grid import print_to
     from autotune.report.json_view import show_document
@@ -104,7 +104,7 @@ def show(
     with opened(places, study) as store:
         stored = find_study(store, study)
         view = view_of(store, stored, places)
-        chosen = find_trial(view.trials, study, trial)
+        chosen = with_evidence(store, study, find_trial(view.trials, study, trial))
     line = _serve_line(stored, chosen)
     log = log_path(chosen)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import StorageError, UnknownName
@@ -58,6 +59,14 @@ def find_trial(trials: tuple[Trial, ...], study: str, number: int) -> Trial:
         known = f"0..{trials[-1].number}" if trials else "none yet"
         raise UnknownName("trial", str(number), (), hint=f"Study {study!r} has trials {known}.")
     return found
+
+
+def with_evidence(store: Store, study: str, trial: Trial) -> Trial:
+    """A trial that waits to be launched again, with what its latest failed attempt showed."""
+    if trial.result is not None:
+        return trial
+    failed = [attempt.result for attempt in store.attempts(study, trial.number) if attempt.result]
+    return replace(trial, result=failed[-1]) if failed else trial
 
 
 def node_of(study: StudyRecord) -> Node:

@@ -41,6 +41,7 @@ class ServerOptions:
         config: vLLM parameters that were given, for `resolve`.
         given: every vLLM option that differs from its default, in order: the log's "non-default args".
         start_s: wall seconds from the first line to ready.
+        stop_s: wall seconds from TERM to the end.
         speed: virtual seconds per wall second.
     """
 
@@ -58,6 +59,7 @@ class ServerOptions:
     given: tuple[tuple[str, object], ...]
     node: str
     start_s: float
+    stop_s: float
     speed: float
     faults: Faults
 
@@ -109,6 +111,7 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str]) -> ServerOptions:
         given=given,
         node=args.sim_node,
         start_s=args.sim_start_s,
+        stop_s=args.sim_stop_s,
         speed=args.sim_speed,
         faults=faults,
     )
@@ -198,6 +201,7 @@ def _add_simulator(group: argparse._ArgumentGroup) -> None:
     add("--sim-node", default="1xH100-80GB", help="The node to stand for, e.g. 4xA100-80GB-NVLink.")
     add("--sim-fault", action="append", default=[], metavar="NAME[:ARG]", help="Misbehave; may be repeated.")
     add("--sim-start-s", type=float, default=0.0, help="Seconds that the start takes.")
+    add("--sim-stop-s", type=float, default=0.0, help="Seconds that a stop takes.")
     add("--sim-speed", type=float, default=1.0, help="Simulated seconds per second.")
 
 

@@ -63,6 +63,7 @@ class Serving:
             status = await ended
             if status == 0:
                 self._log_shutdown(engine)
+                await asyncio.sleep(options.stop_s)
         finally:
             stats.cancel()
             await runner.cleanup()

@@ -194,10 +194,23 @@ def test_what_no_config_can_cure_stops_the_study_with_the_remedy(tmp_path: Path)
     with study_run(tmp_path, engine) as (run, _):
         with pytest.raises(StudyFatal, match="model_access") as caught:
             asyncio.run(run.run())
-        assert caught.value.hint == "Set HF_TOKEN."
-        trials = run.store.trials("s")
-        assert [t.result.outcome for t in trials if t.result] == [Outcome.FAULTED]
+        assert caught.value.hint == "Set HF_TOKEN. Then the same command goes on."
+        assert [trial.result for trial in run.store.trials("s")] == [None]
+        (attempt,) = run.store.attempts("s", 0)
+        assert attempt.result is not None
+        assert attempt.result.outcome is Outcome.FAULTED
     assert len(engine.launched) == 1
+
+
+def test_once_cured_the_study_goes_on_with_that_very_trial(tmp_path: Path) -> None:
+    gated = FakeEngine(script=lambda _config, _before: Script(launch_failure=GATED))
+    for _ in range(3):  # more often than a trial has attempts: what was cured does not count
+        with study_run(tmp_path, gated) as (run, _), pytest.raises(StudyFatal):
+            asyncio.run(run.run())
+    outcome, _ = finished(tmp_path, speeds, trials=3)
+    assert outcome.trials[0].origin is Origin.BASELINE
+    assert outcome.trials[0].attempts == 4
+    assert all(trial.measured for trial in outcome.trials)
 
 
 def test_a_baseline_that_cannot_start_leaves_the_load_to_the_next_trial(tmp_path: Path) -> None:

@@ -216,6 +216,7 @@ async def _stop(server: Server) -> tuple[Caveat, ...]:
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for `work` to end, whoever cancels; only a second cancellation is passed on, for it to hurry."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -225,6 +226,9 @@ async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
             if task.cancelled():
                 raise
             cancelled = error
+            this = asyncio.current_task()
+            if this is not None and this.cancelling() > 1:
+                task.cancel()
         except Exception:  # noqa: BLE001 - it is raised again from task.result() just below
             break
     result = task.result()

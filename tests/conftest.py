@@ -24,13 +24,13 @@ def _carrying(marker: str) -> list[int]:
     return sorted(found)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def carrying() -> Callable[[str], list[int]]:
     """Live pids whose environment holds a marker."""
     return _carrying
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def nothing_left() -> Callable[..., bool]:
     """Whether within `within_s` no live process carries the marker any more."""
 
@@ -45,7 +45,7 @@ def nothing_left() -> Callable[..., bool]:
     return check
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def alive() -> Callable[[int], bool]:
     """Whether a pid exists and is no zombie."""
 

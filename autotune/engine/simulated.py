@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,7 +44,8 @@ class SimulatedEngine:
     """Starts simulated servers of one model on one node.
 
     Attributes:
-        seed: of the noise; the launch's own folder name is mixed in, so that repeats differ as real ones do.
+        seed: of the noise; the trial's number is mixed in, so that repeats differ as real ones do. The attempt's is
+            not: a study that was killed and goes on finds what an undisturbed one finds.
         fixed: flags passed through beside the configs, as the defaults see them.
     """
 
@@ -97,8 +99,8 @@ class SimulatedEngine:
         return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
 
     def _launch_seed(self, plan: LaunchPlan) -> int:
-        digits = "".join(sign for sign in plan.directory.name if sign.isdigit())
-        return (self.seed * 1_000_003 + int(digits or 0)) % 2**32
+        number = re.search(r"\d+", plan.directory.name)  # of the trial; what follows is the attempt's
+        return (self.seed * 1_000_003 + int(number[0] if number else 0)) % 2**32
 
 
 @dataclass(slots=True)

@@ -1,0 +1,125 @@
+"""The program as an operator runs it: a process of its own in a folder of its own, nothing replaced inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+SIMULATED_SERVER = f"{sys.executable} -m autotune.simulator.server serve"
+TINY = ("--model", LLAMA, "--workload", "tiny", "--space", "scheduler", "--repeats", "0")
+LIGHT = ("--load", "concurrency=4,rate=20,requests=24")
+TRACE = "Traceback (most recent call last)"
+
+
+def clean_environ(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """No settings of the machine that runs the tests, no GPU, a home of its own."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    return kept | {"HOME": str(home), "CUDA_VISIBLE_DEVICES": ""} | dict(extra or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What it printed, as JSON."""
+        return json.loads(self.out)
+
+
+def run(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60, **popen: Any) -> Ended:
+    """Run `autotune WORDS` in `folder` to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *words],
+        cwd=folder,
+        env=clean_environ(folder, env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=timeout_s,
+        check=False,
+        **popen,
+    )
+    return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+
+
+class Running:
+    """`autotune WORDS` that is still going on; its standard error is in a file."""
+
+    def __init__(self, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self._err = folder / f"stderr-{time.monotonic_ns()}.txt"
+        self._out = self._err.with_suffix(".out")
+        with self._err.open("wb") as err, self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "autotune", *words],
+                cwd=folder,
+                env=clean_environ(folder, env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def kill(self) -> None:
+        """-9 to the tuner alone: what it started must go by itself."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def end(self, timeout_s: float = 60) -> int:
+        return self.process.wait(timeout_s)
+
+    def give_up(self) -> None:
+        """For fixtures: nothing of a failed test may stay."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def rows(database: Path, query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+    """What our tables hold, read beside the program; empty while there are none."""
+    if not database.exists():
+        return []
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
+    try:
+        return connection.execute(query, parameters).fetchall()
+    except sqlite3.OperationalError:
+        return []
+    finally:
+        connection.close()
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30, step_s: float = 0.02) -> Any:
+    """The first true answer of `condition`."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"never came within {timeout_s} s: {what}"
+        time.sleep(step_s)
+    return answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.records import Failure, Latency, Measurement, ServerFacts, Trial
+from autotune.records import Failure, Latency, LevelRole, Measurement, ServerFacts, Trial
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.json_view import caveats_of
 from autotune.report.tables import heading
@@ -48,8 +48,12 @@ def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: s
     if result.failure:
         parts.append(_failure(result.failure))
     if result.measurements:
-        parts.append(_levels(result.measurements, mark))
-        parts.append(_server_said(result.measurements, mark))
+        ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
+        levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
+        if levels:
+            parts += [_levels(levels, mark), _server_said(levels, mark)]
+        if ramp:
+            parts.append(_ramp(ramp, mark))
     if result.facts:
         parts.append(_resolved(result.facts, mark))
     if result.phase_seconds:
@@ -124,6 +128,23 @@ def _levels(measurements: tuple[Measurement, ...], mark: str) -> Group:
     if any(m.errors for m in measurements):
         add(table, "errors", *errors)
     return titled(f"Figures with 95 % intervals{mark}", table)
+
+
+def _ramp(measurements: tuple[Measurement, ...], mark: str) -> Group:
+    """The steps by which the study's load was found, one row each."""
+    table = grid()
+    for head in ("in flight", "output tok/s", "requests/s", "TTFT p95", "TPOT p50"):
+        column(table, head, right=True)
+    for found in measurements:
+        add(
+            table,
+            number(found.level.concurrency),
+            rate(found.output_tok_s),
+            rate(found.request_rps, digits=2),
+            latency(found.ttft_s.p95 if found.ttft_s else None),
+            latency(found.tpot_s.p50 if found.tpot_s else None),
+        )
+    return titled(f"Ramp that found the load{mark}", table)
 
 
 def _latency_rows(name: str, found: list[Latency | None]) -> list[tuple[str, list[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.records import Caveat, Estimate, Latency, Measurement, Outcome, ServerDelta, ServerFacts, Trial
+from autotune.records import Caveat, Estimate, Latency, LevelRole, Measurement, Outcome, ServerDelta, ServerFacts, Trial
 from autotune.report.view import StudyView
 
 SCHEMA = 1
@@ -103,10 +103,11 @@ def reason_of(trial: Trial) -> str | None:
 
 
 def caveats_of(trial: Trial) -> tuple[Caveat, ...]:
-    """Doubts about a trial and about each of its levels, each once."""
+    """Doubts about a trial and about the levels that its figures come from, each once; the ramp's are not those."""
     if trial.result is None:
         return ()
-    found = [*trial.result.caveats, *(caveat for level in trial.result.measurements for caveat in level.caveats)]
+    levels = [level for level in trial.result.measurements if level.level.role is not LevelRole.RAMP]
+    found = [*trial.result.caveats, *(caveat for level in levels for caveat in level.caveats)]
     return tuple(dict.fromkeys(found))
 
 

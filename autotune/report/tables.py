@@ -9,8 +9,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.records import Outcome, Trial
+from autotune.records import Caveat, Outcome, Trial
 from autotune.report.grid import add, column, grid, print_to, titled
+from autotune.report.json_view import caveats_of
 from autotune.report.view import StudyRow, StudyView
 from autotune.report.wording import (
     MISSING,
@@ -42,6 +43,7 @@ def as_text(renderable: RenderableType, *, width: int = 120) -> str:
 def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
+    parts += doubt_lines(view)
     if view.directory:
         parts.append(Text(f"Written to {printable(view.directory)}"))
     return Group(*parts)
@@ -116,6 +118,27 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
             f"TTFT p95 {gain(pick.ttft_gain)}\n"
         )
     return [text]
+
+
+def doubt_lines(view: StudyView) -> list[RenderableType]:
+    """Doubts about what the front and the baseline show, once for each kind, with the trials they concern."""
+    shown = {trial.number: trial for trial in view.front_trials}
+    base = view.baseline_trial
+    if base is not None:
+        shown.setdefault(base.number, base)
+    kinds: dict[str, tuple[Caveat, list[int]]] = {}
+    for trial in shown.values():
+        for caveat in caveats_of(trial):
+            numbers = kinds.setdefault(caveat.code, (caveat, []))[1]
+            if trial.number not in numbers:
+                numbers.append(trial.number)
+    lines: list[RenderableType] = []
+    for code, (caveat, numbers) in sorted(kinds.items()):
+        text = Text(f"Doubt {code}", style="yellow")
+        trials = ", ".join(map(str, sorted(numbers)))
+        text.append(f" (trial {trials}): {printable(caveat.text)}. {printable(caveat.remedy)}", style="default")
+        lines.append(text)
+    return [*lines, Text()] if lines else []
 
 
 def studies_table(rows: Sequence[StudyRow], *, live: bool = False) -> RenderableType:

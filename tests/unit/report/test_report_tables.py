@@ -5,7 +5,7 @@ import pytest
 from report_cases import measured, running, study
 from rich.console import Console
 
-from autotune.records import Config, Estimate, ServerFacts
+from autotune.records import Caveat, Config, Estimate, LevelRole, ServerFacts
 from autotune.report import (
     StudyRow,
     as_text,
@@ -164,3 +164,22 @@ def test_a_default_written_out_is_no_change() -> None:
     spelled = Config.of({"max-num-seqs": 1024, "gpu-memory-utilization": 0.92, "tensor-parallel-size": 1})
     assert changes(spelled, baseline) == ()
     assert changes(Config.of({"max-num-seqs": 512}), baseline) == ("--max-num-seqs 512",)
+
+
+def test_doubts_stand_beside_the_front() -> None:
+    shown = as_text(study_report(study()))
+    assert "Doubt client_late (trial 1): sent 12 ms late at p99. pin the client to free cores" in shown
+
+
+def test_a_ramp_is_a_table_of_its_own() -> None:
+    view = study()
+    trial = view.trials[0]
+    assert trial.result is not None
+    level = trial.result.measurements[0]
+    doubt = Caveat(code="too_few_samples", text="few", remedy="more")
+    ramp = replace(level, level=replace(level.level, role=LevelRole.RAMP, concurrency=8), caveats=(doubt,))
+    ramped = replace(trial, result=replace(trial.result, measurements=(ramp, *trial.result.measurements)))
+    text = as_text(trial_detail(view, ramped))
+    assert "Ramp that found the load" in text
+    # Its doubts are not doubts about the trial's figures.
+    assert "too_few_samples" not in text

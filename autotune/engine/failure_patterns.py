@@ -84,6 +84,8 @@ PATTERNS: tuple[FailurePattern, ...] = (
         # Triton below compute capability 8.9
         r"type (?P<kv_dtype>fp8\w+) not supported in this architecture"
         r"(?:.*?supported fp8 dtypes are (?P<supported>\([^)]*\)))?",
+        # No backend serves it; each gives its reason behind the whole selector
+        r"no valid attention backend.*?kv_cache_dtype=(?P<kv_dtype>\w+).*?kv_cache_dtype not supported",
         rf"kv[_ -]?cache[_ -]?(?:dtype|type)? ?(?:'?{_KV_KIND}'? )?(?:is )?not supported",
         rf"(?:does not|doesn't|only) supports? {_KV_KIND}[ _-]kv[ _-]?cache",
         rf"{_KV_KIND}[ _-]kv[ _-]?cache .{{0,80}}(?:not (?:yet )?supported|unsupported|require)",

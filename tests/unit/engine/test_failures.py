@@ -83,6 +83,13 @@ RECORDED = [
         "ValueError: No available memory for the cache blocks.",
         {"available_kv_bytes": round(-9.11 * GIB)},
     ),
+    (
+        "h200-0.25/nvfp4-kv",
+        1,
+        "kv_dtype_unsupported",
+        "ValueError: No valid attention backend found for cuda with AttentionSelectorConfig(head_size=128",
+        {"kv_dtype": "nvfp4"},
+    ),
     ("h200-0.25/A-default", 0, "healthy", None, {}),
     ("h200-0.25/E-util0.18", 0, "healthy", None, {}),
     ("h200-0.25/G-eager", 0, "healthy", None, {}),

@@ -161,8 +161,10 @@ async def run_trial(
     except _LevelTooSlow as too_slow:
         slow = (too_slow.caveat,)
     finally:
-        timeline.enter(Phase.STOPPING)
-        caveats = slow + await _stop(server)
+        try:
+            timeline.enter(Phase.STOPPING)
+        finally:  # the store may refuse to hear of it (full disk, locked): the server is stopped all the same
+            caveats = slow + await _stop(server)
         timeline.enter(Phase.ENDED)
     result = _ended(
         failure, engine.clock, timeline, facts=server.facts, measurements=tuple(session.measurements), caveats=caveats

@@ -60,6 +60,7 @@ class Store:
         self.busy_timeout_s = busy_timeout_s
         self._writer = engine.execution_options(**WRITE)
         self._now = now
+        self._finished: dict[int, Trial] = {}
         self.location = location
 
     @classmethod
@@ -301,16 +302,23 @@ class Store:
             return self._attempt_records(session, _attempts().where(AttemptRow.trial_id == row.id))
 
     def trials(self, study: str) -> tuple[Trial, ...]:
-        """All trials in order of their numbers; `result` is None for those that run or wait to be run again."""
+        """All trials in order of their numbers; `result` is None for those that run or wait to be run again.
+
+        A finished trial never changes, so it is read once for the life of this store: a study asks often.
+        """
         with self._read() as session:
             parent = self._study(session, study)
-            found = session.scalars(
+            ids = tuple(
+                session.scalars(select(TrialRow.id).where(TrialRow.study_id == parent.id).order_by(TrialRow.number))
+            )
+            wanted = (
                 select(TrialRow)
-                .where(TrialRow.study_id == parent.id)
-                .order_by(TrialRow.number)
+                .where(TrialRow.study_id == parent.id, TrialRow.id.in_([i for i in ids if i not in self._finished]))
                 .options(selectinload(TrialRow.attempts), selectinload(TrialRow.measurements))
             )
-            return tuple(rows.trial_record(row) for row in found)
+            read = {row.id: rows.trial_record(row) for row in session.scalars(wanted)}
+            self._finished.update({i: trial for i, trial in read.items() if trial.result is not None})
+            return tuple(read[i] if i in read else self._finished[i] for i in ids)
 
     def trial_times(self, study: str) -> tuple[tuple[datetime, datetime | None], ...]:
         """When each trial was begun and finished (wall clock, UTC), by number."""

@@ -174,8 +174,13 @@ DIFFERENT = {
 
 def test_another_question_under_the_same_name_is_refused_with_what_differs(finished: Path) -> None:
     before = (finished / "studies" / "autotune.db").read_bytes()
-    for what, words in DIFFERENT.items():
-        ended = run(finished, "study", *TINY, *LIGHT, "--trials", "3", "--name", "s", *words)
+
+    def other(words: tuple[str, ...]) -> Ended:
+        return run(finished, "study", *TINY, *LIGHT, "--trials", "3", "--name", "s", *words)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        endings = dict(zip(DIFFERENT, pool.map(other, DIFFERENT.values()), strict=True))
+    for what, ended in endings.items():
         assert ended.code == ExitCode.STUDY_MISMATCH, (what, ended.err)
         told = [line for line in ended.err.splitlines() if "the study has" in line]
         assert any(line.strip().startswith(f"{what}:") for line in told), (what, told)

@@ -10,6 +10,7 @@ import os
 import random
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -206,7 +207,7 @@ def term_while_the_command_is_asked_for_its_flags(study: Study) -> None:
 
 def stop_ends_a_study_and_a_second_tuner_is_kept_out(study: Study) -> None:
     words = (*PROCESS, "--trials", "2", *SERVER)
-    tuner = study.start(*words)
+    tuner = study.start(*PROCESS, "--trials", "20", *SERVER)
     marker = study.until("launching", tuner)
     pid = tuner.process.pid
     second = run(study.folder, *words)
@@ -221,8 +222,63 @@ def stop_ends_a_study_and_a_second_tuner_is_kept_out(study: Study) -> None:
     assert study.nothing_left(marker, 0.2)
     assert study.listed()["state"] == "stopped"
     assert "not running" in run(study.folder, "stop", "s").out
+    goes_on = study.start(*words)
+    assert goes_on.end(60) == 0, goes_on.err
+    assert {outcome for _, outcome, _ in study.trials()} == {"measured"}
+
+
+def a_database_that_locks_up_under_way(study: Study) -> None:
+    words = (*PROCESS, "--trials", "1", *SERVER)
+    tuner = study.start(*words, env={"AUTOTUNE_BUSY_TIMEOUT_S": "0.5"})
+    marker = study.until("measuring", tuner)
+    holder = sqlite3.connect(study.database, isolation_level=None, timeout=10)
+    try:
+        holder.execute("BEGIN IMMEDIATE")
+        assert tuner.end(30) == ExitCode.STORAGE_LOCKED, tuner.err
+    finally:
+        holder.close()
+    assert study.nothing_left(marker, 0.2)  # stopped by the tuner itself, before it ended
+    assert TRACE not in tuner.err
     study.finish(*words)
-    assert [trial[:2] for trial in study.trials()] == [(0, "measured"), (1, "measured")]
+    assert study.trials() == [(0, "measured", "interrupted,ended")]
+
+
+def a_command_that_goes_missing_after_it_was_asked(study: Study) -> None:
+    script = study.folder / "once.sh"
+    script.write_text(f'#!/bin/sh\nrm "$0"; exec {SIMULATED_SERVER} "$@"\n')
+    script.chmod(0o755)
+    at = PROCESS.index(SIMULATED_SERVER)
+    ended = run(study.folder, *PROCESS[:at], str(script), *PROCESS[at + 1 :], "--trials", "1")
+    assert ended.code == ExitCode.VLLM_COMMAND, ended.err
+    assert "cannot run" in ended.err
+    assert "once.sh" in ended.err
+    assert study.listed()["state"] == "stopped"
+
+
+def a_server_that_is_not_vllm(study: Study) -> None:
+    script = study.folder / "other.py"
+    script.write_text(OTHER_SERVER)
+    at = PROCESS.index(SIMULATED_SERVER)
+    words = (*PROCESS[:at], f"{sys.executable} other.py serve", *PROCESS[at + 1 :], "--trials", "1")
+    ended = run(study.folder, *words)
+    assert ended.code == ExitCode.VLLM_COMMAND, ended.err
+    assert "/v1/models" in ended.err
+    assert study.nothing_left(json.loads(study.ask("SELECT identity FROM autotune_attempts")[0][0])["marker"], 0.2)
+
+
+OTHER_SERVER = """
+import http.server, sys
+if "--help=all" in sys.argv:
+    from autotune.simulator.server import main
+    sys.exit(main(sys.argv[1:]))
+class Fine(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Fine).serve_forever()
+"""
 
 
 # --- the server misbehaves ------------------------------------------------------------------------------------------
@@ -333,6 +389,15 @@ def a_study_killed_five_times_finds_what_an_undisturbed_one_finds(study: Study) 
     assert len({trial["config_hash"] for trial in ended.document["trials"]}) == 14
 
 
+def ctrl_c_of_a_simulated_study(study: Study) -> None:
+    tuner = study.start(*SIMULATED)
+    wait_for(lambda: len(study.trials()) >= 2, "a second trial")
+    tuner.signal(signal.SIGINT)
+    assert tuner.end(10) == ExitCode.INTERRUPTED, tuner.err
+    assert study.listed()["state"] == "stopped"
+    assert tuner.out == ""
+
+
 def plus_two_extends_a_finished_study(study: Study) -> None:
     words = ("study", *TINY, *LIGHT, "--name", "s", "--json")
     first, again, longer = (run(study.folder, *words, "--trials", trials) for trials in ("2", "2", "+2"))
@@ -366,6 +431,10 @@ SCENARIOS: tuple[Callable[[Study], None], ...] = (  # longest first
     second_ctrl_c_hurries_a_server_that_does_not_go,
     plus_two_extends_a_finished_study,
     out_of_memory_under_load_is_infeasible,
+    a_database_that_locks_up_under_way,
+    a_server_that_is_not_vllm,
+    a_command_that_goes_missing_after_it_was_asked,
+    ctrl_c_of_a_simulated_study,
     term_while_the_command_is_asked_for_its_flags,
     the_reader_of_the_progress_may_go_away,
 )

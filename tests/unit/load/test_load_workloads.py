@@ -80,7 +80,7 @@ longest_request_tokens: 9000
 def test_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean: chat"):
         load_workload("chatt")
-    with pytest.raises(UnknownName, match=r"No file .*gone\.yaml"):
+    with pytest.raises(UnknownName, match=r"gone\.yaml.*\n?.*no such file"):
         load_workload(str(tmp_path / "gone.yaml"))
 
 

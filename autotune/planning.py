@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.engine.command import VllmCommand, choose_command, question_words, resolve_command
-from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags
+from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags, known_flags
 from autotune.engine.flags import AcceptedFlags, from_argv
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.workloads import Workload, load_workload, workload_fingerprint
@@ -71,7 +71,7 @@ class StudyPlan:
     workload: Workload
     space: SearchSpace
     command: VllmCommand | None
-    accepted: AcceptedFlags | None
+    accepted: AcceptedFlags
     vllm_version: str | None
     fixed: tuple[tuple[str, Value], ...]
     extra: tuple[tuple[str, Value], ...]
@@ -276,11 +276,11 @@ def _shape(recipe: Recipe, here: Surroundings, engine: EngineKind) -> tuple[Mode
 
 def _command(
     recipe: Recipe, here: Surroundings, engine: EngineKind, argument: str | None
-) -> tuple[VllmCommand | None, str | None, AcceptedFlags | None]:
+) -> tuple[VllmCommand | None, str | None, AcceptedFlags]:
     if engine is EngineKind.SIMULATED:
         if argument is not None:
             raise InvalidOption("--vllm-command", argument, "nothing when simulating: add --engine process to run it")
-        return None, None, None
+        return None, None, known_flags()
     chosen = choose_command(argument=argument, environ=here.environ, study_file=recipe.vllm_command)
     command = resolve_command(chosen, search_path=here.environ.get("PATH"))
     # A server that must be ready by the start deadline has shown its flags by then as well.
@@ -311,28 +311,36 @@ def _extra(recipe: Recipe, space: SearchSpace) -> tuple[tuple[str, Value], ...]:
     return extra
 
 
-def _check_extra(extra: Sequence[tuple[str, Value]], accepted: AcceptedFlags | None) -> None:
+def _check_extra(extra: Sequence[tuple[str, Value]], accepted: AcceptedFlags) -> None:
+    """Every flag after `--` must be one of this vLLM's, with a value that it takes.
+
+    Raises:
+        UnknownName: it has no such flag.
+        InvalidOption: it does not take this value.
+    """
     for name, value in extra:
-        problem = accepted.problem(name, value) if accepted else None
-        if problem:
+        problem = accepted.problem(name, value)
+        if problem and accepted.get(name) is None:
             raise UnknownName("flag", name, _names(accepted), source="after --", hint=problem)
+        if problem:
+            raise InvalidOption("--", f"--{name} {value}", f"what this vLLM takes: {problem}")
 
 
-def _check_space(space: SearchSpace, accepted: AcceptedFlags | None) -> None:
+def _check_space(space: SearchSpace, accepted: AcceptedFlags) -> None:
     """A parameter this vLLM does not have at all is the space's mistake; a single bad choice is left to the rules."""
     for name in (*(parameter.name for parameter in space.parameters), *(name for name, _ in space.fixed)):
-        if accepted is not None and not name.startswith("env:") and accepted.get(name) is None:
+        if not name.startswith("env:") and accepted.get(name) is None:
             raise UnknownName(
                 "flag",
                 name,
                 _names(accepted),
                 source=f"search space {space.name!r}",
-                hint="The installed vLLM has no such flag; take it out of the space or use another vLLM.",
+                hint="This vLLM has no such flag; take it out of the space or use another vLLM.",
             )
 
 
-def _names(accepted: AcceptedFlags | None) -> list[str]:
-    return [flag.name for flag in accepted.flags] if accepted else []
+def _names(accepted: AcceptedFlags) -> list[str]:
+    return [flag.name for flag in accepted.flags]
 
 
 def _fixed(

@@ -13,13 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.records import Config, Value
+from autotune.store.folder import DATABASE_NAME
 from autotune.yaml_input import existing_file, read_yaml
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Study names become folder names and Optuna study names."""
-
-DATABASE_NAME = "autotune.db"
-"""In the studies folder, beside the studies' own: no study can have this name, or that of its journal."""
 
 
 class EngineChoice(StrEnum):

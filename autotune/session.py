@@ -8,7 +8,6 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -21,40 +20,15 @@ from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
-from autotune.recipe import DATABASE_NAME
 from autotune.records import COUNTED_OUTCOMES, ClockKind, EngineKind, Origin
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
-from autotune.store.connection import BUSY_TIMEOUT_S
-from autotune.store.folder import LockHolder, StudyFolder
+from autotune.store.folder import LockHolder
+from autotune.store.places import Places
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState
 from autotune.study import StudyObserver, StudyOutcome, StudyRun
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where results go.
-
-    Attributes:
-        root: folder of all studies; raw files of a study are in `root/<name>/`.
-        storage: database URL or path; None for `root/autotune.db`.
-        busy_timeout_s: how long another program that holds the database is waited for.
-    """
-
-    root: Path
-    storage: str | None = None
-    busy_timeout_s: float = BUSY_TIMEOUT_S
-
-    @property
-    def database(self) -> str:
-        """What `Store.open` is given."""
-        return self.storage or str(self.root / DATABASE_NAME)
-
-    def folder(self, study: str) -> StudyFolder:
-        """The folder of one study."""
-        return StudyFolder(root=self.root, name=study)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

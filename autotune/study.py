@@ -7,13 +7,14 @@ finished trials stay, the attempt that was running is stopped (if anything of it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
-from autotune.errors import StudyFatal
+from autotune.errors import AutotuneError, StorageError, StudyFatal
 from autotune.planning import StudyPlan
 from autotune.records import (
     COUNTED_OUTCOMES,
@@ -202,12 +203,16 @@ class StudyRun:
             if not fatal and len(kinds) >= self.plan.recipe.attempts:
                 break
             self.store.fault_attempt(self.study.name, trial.number, attempt, run.result)
+            if run.cancelled:
+                raise asyncio.CancelledError
             if fatal:
                 raise _fatal(trial.number, failure)
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
             await self.sleep(min(60.0, 5.0 * 2 ** (len(kinds) - 1)))
         self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
+        if run.cancelled:
+            raise asyncio.CancelledError
 
     def _earlier_faults(self, trial: Trial) -> list[FailureClass]:
         """What spoilt this trial's attempts before this tuner was started."""
@@ -249,8 +254,9 @@ class StudyRun:
         recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
         try:
             run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
-        except asyncio.CancelledError:
-            self.store.interrupt_attempt(name, trial.number, attempt)
+        except (asyncio.CancelledError, AutotuneError):
+            with contextlib.suppress(StorageError):  # where the store is what failed, the next run marks the attempt
+                self.store.interrupt_attempt(name, trial.number, attempt)
             raise
         if run.argv:
             self.store.record_argv(name, trial.number, attempt, run.argv)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from autotune.engine.base import (
     DriveResult,
@@ -40,8 +40,6 @@ from autotune.records import (
     ServerFacts,
     TrialResult,
 )
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +76,17 @@ class TrialOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRun:
-    """What came out; `load` is the plan the levels were driven with, None when none was reached."""
+    """What came out.
+
+    Attributes:
+        load: the plan the levels were driven with; None when none was reached.
+        cancelled: somebody cancelled while the server was being stopped: the result stands, and the caller is to end.
+    """
 
     result: TrialResult
     load: LoadPlan | None
     argv: tuple[str, ...] = ()
+    cancelled: bool = False
 
 
 class TrialObserver(Protocol):
@@ -150,28 +154,36 @@ async def run_trial(
             load=order.load,
         )
     session = _Session(engine.clock, server, order, timeline, observer)
-    failure: Failure | None = None
-    slow: tuple[Caveat, ...] = ()
     try:
-        await session.measure()
-    except ServerDied as died:
-        failure = died.failure
-    except _LevelFailed as failed:
-        failure = failed.failure
-    except _LevelTooSlow as too_slow:
-        slow = (too_slow.caveat,)
-    finally:
-        try:
-            timeline.enter(Phase.STOPPING)
-        finally:  # the store may refuse to hear of it (full disk, locked): the server is stopped all the same
-            caveats = slow + await _stop(server)
-        timeline.enter(Phase.ENDED)
+        failure, slow = await _measured(session)
+    except BaseException:  # cancelled, or the store refused: stop the server, then pass it on
+        await _stop(server, timeline)
+        raise
+    caveats, cancelled = await _stop(server, timeline)
     result = _ended(
-        failure, engine.clock, timeline, facts=server.facts, measurements=tuple(session.measurements), caveats=caveats
+        failure,
+        engine.clock,
+        timeline,
+        facts=server.facts,
+        measurements=tuple(session.measurements),
+        caveats=slow + caveats,
     )
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)
-    return TrialRun(result=result, load=session.load, argv=server.argv)
+    return TrialRun(result=result, load=session.load, argv=server.argv, cancelled=cancelled)
+
+
+async def _measured(session: _Session) -> tuple[Failure | None, tuple[Caveat, ...]]:
+    """Drive the levels; what failed, and why the trial was abandoned if it was."""
+    try:
+        await session.measure()
+    except ServerDied as died:
+        return died.failure, ()
+    except _LevelFailed as failed:
+        return failed.failure, ()
+    except _LevelTooSlow as too_slow:
+        return None, (too_slow.caveat,)
+    return None, ()
 
 
 def outcome_of(failure: Failure | None) -> Outcome:
@@ -202,41 +214,41 @@ def _ended(
     )
 
 
-async def _stop(server: Server) -> tuple[Caveat, ...]:
-    """Stop the server to the end, even when this task is being cancelled meanwhile."""
+async def _stop(server: Server, timeline: _Timeline) -> tuple[tuple[Caveat, ...], bool]:
+    """Stop the server to the end, whoever cancels meanwhile; doubts about it, and whether somebody did."""
     try:
-        await _uninterrupted(server.stop())
-    except LaunchFailed as failed:
-        return (
-            Caveat(
-                code="gpu_not_free",
-                text=failed.failure.line or "GPU memory did not return to its baseline after the stop",
-                remedy="Look at `nvidia-smi` for what still holds the GPU; the next launch waits for it.",
-            ),
-        )
-    return ()
+        timeline.enter(Phase.STOPPING)
+    finally:  # the store may refuse to hear of it (full disk, locked): the server is stopped all the same
+        failure, cancelled = await _uninterrupted(server.stop())
+    timeline.enter(Phase.ENDED)
+    if failure is None:
+        return (), cancelled
+    caveat = Caveat(
+        code="gpu_not_free",
+        text=failure.line or "GPU memory did not return to its baseline after the stop",
+        remedy="Look at `nvidia-smi` for what still holds the GPU; the next launch waits for it.",
+    )
+    return (caveat,), cancelled
 
 
-async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for `work` to end, whoever cancels; only a second cancellation is passed on, for it to hurry."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
+async def _uninterrupted(stopping: Coroutine[Any, Any, float]) -> tuple[Failure | None, bool]:
+    """Wait for a stop to end; a second cancellation is passed on to it, for it to hurry."""
+    task = asyncio.ensure_future(stopping)
+    cancelled = False
+    while True:
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError as error:
+        except LaunchFailed as failed:
+            return failed.failure, cancelled
+        except asyncio.CancelledError:
             if task.cancelled():
                 raise
-            cancelled = error
+            cancelled = True
             this = asyncio.current_task()
             if this is not None and this.cancelling() > 1:
                 task.cancel()
-        except Exception:  # noqa: BLE001 - it is raised again from task.result() just below
-            break
-    result = task.result()
-    if cancelled is not None:
-        raise cancelled
-    return result
+        else:
+            return None, cancelled
 
 
 class _Session:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from autotune.report.view import StudyRow
-    from autotune.session import Places
     from autotune.store.folder import LockHolder, StudyFolder
+    from autotune.store.places import Places
     from autotune.store.repository import Store
     from autotune.store.study_record import StudyRecord
 

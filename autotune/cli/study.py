@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from autotune.planning import StudyPlan
     from autotune.records import Phase, Trial
     from autotune.report.progress import ProgressView
-    from autotune.session import Places, Target
+    from autotune.session import Target
+    from autotune.store.places import Places
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.planning import Surroundings
-    from autotune.session import Places
+    from autotune.store.places import Places
 
 BUSY_TIMEOUT_NAME = "AUTOTUNE_BUSY_TIMEOUT_S"
 
@@ -40,7 +40,7 @@ def places_of(studies_dir: Path, storage: str | None) -> Places:
         InvalidOption: that variable holds no number of seconds.
     """
     from autotune.errors import InvalidOption
-    from autotune.session import Places
+    from autotune.store.places import Places
 
     places = Places(root=studies_dir, storage=storage or None)
     text = os.environ.get(BUSY_TIMEOUT_NAME)

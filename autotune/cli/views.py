@@ -12,8 +12,8 @@ from autotune.records import Node, PickRule, Slo, Trial
 from autotune.report.view import StudyView
 from autotune.search.objective import parse_slo
 from autotune.search.pareto import front_of, pick
-from autotune.session import Places
 from autotune.store.codec import decode
+from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
 

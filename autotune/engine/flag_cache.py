@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -93,6 +94,15 @@ def ask_flags(
     return InstalledVllm(version=version, accepted=accepted)
 
 
+def known_flags() -> AcceptedFlags:
+    """The flags of vLLM 0.32, for where no vLLM can be asked: a simulated study is checked against these.
+
+    What `parse_help` read from that version; tests/real compares the two.
+    """
+    text = (files("autotune.engine") / "vllm_flags.json").read_text("utf-8")
+    return _flags_of(_CachedFlags.model_validate_json(text))
+
+
 def find_version(command: Sequence[str], env: Mapping[str, str]) -> str | None:
     """Version of vLLM in the interpreter behind `command`, without importing vLLM; None when it cannot be told."""
     interpreter = find_interpreter(command[0], env)
@@ -130,14 +140,17 @@ def find_interpreter(program: str, env: Mapping[str, str]) -> str | None:
 
 def _ask_help(command: Sequence[str], env: Mapping[str, str], deadline_s: float) -> AcceptedFlags:
     argv = [*command, "--help=all"]
-    shown = " ".join(argv)
     hint = "Check --vllm-command: it must start vLLM's server, e.g. 'vllm serve'."
     try:
         status, output = _run(argv, env, deadline_s)
+        if status == 2 and "ignored explicit argument" in output:
+            argv[-1] = "--help"  # vLLM before 0.10 has no groups of help, and lists everything
+            status, output = _run(argv, env, deadline_s)
     except OSError as error:
-        raise VllmCommandError(f"cannot run {shown!r}: {error.strerror or error}", hint=hint) from error
+        raise VllmCommandError(f"cannot run {' '.join(argv)!r}: {error.strerror or error}", hint=hint) from error
     except subprocess.TimeoutExpired as error:
-        raise VllmCommandError(f"{shown!r} gave no answer within {deadline_s:g} s", hint=hint) from error
+        raise VllmCommandError(f"{' '.join(argv)!r} gave no answer within {deadline_s:g} s", hint=hint) from error
+    shown = " ".join(argv)
     if status != 0:
         raise VllmCommandError(f"{shown!r} ended with status {status}; its last lines:\n{_tail(output)}", hint=hint)
     accepted = parse_help(output)
@@ -194,6 +207,10 @@ def _read_cache(path: Path, command: Sequence[str], version: str) -> AcceptedFla
         return None
     if cached.command != list(command) or cached.version != version:
         return None
+    return _flags_of(cached)
+
+
+def _flags_of(cached: _CachedFlags) -> AcceptedFlags:
     flags = (FlagSpec(**{**flag.model_dump(), "choices": tuple(flag.choices)}) for flag in cached.flags)
     return AcceptedFlags(flags=tuple(sorted(flags, key=lambda flag: flag.name)))
 

@@ -1,25 +1,4 @@
-"""What studies leave behind, on disk the moment it happens."""
+"""What studies leave behind, on disk the moment it happens.
 
-from autotune.store.repository import Store
-from autotune.store.study_record import (
-    AttemptRecord,
-    AttemptState,
-    PhaseChange,
-    PromotionRecord,
-    Rejection,
-    StudyRecord,
-    StudySpec,
-    StudyState,
-)
-
-__all__ = [
-    "Store",
-    "StudySpec",
-    "StudyRecord",
-    "StudyState",
-    "AttemptRecord",
-    "AttemptState",
-    "PhaseChange",
-    "Rejection",
-    "PromotionRecord",
-]
+Nothing is re-exported: the folders' names are read by commands that must not wait for SQLAlchemy.
+"""

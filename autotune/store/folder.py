@@ -13,6 +13,9 @@ from pathlib import Path
 
 from autotune.errors import StorageError, StudyBusy
 
+DATABASE_NAME = "autotune.db"
+"""In the studies folder, beside the studies' own: no study can have this name, or that of its journal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:

@@ -29,7 +29,8 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.store import AttemptState, PromotionRecord, Rejection, Store, StudySpec, StudyState
+from autotune.store.repository import Store
+from autotune.store.study_record import AttemptState, PromotionRecord, Rejection, StudySpec, StudyState
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -10,7 +10,8 @@ import sys
 import textwrap
 import time
 
-from autotune.store import AttemptState, Store
+from autotune.store.repository import Store
+from autotune.store.study_record import AttemptState
 
 TUNER = textwrap.dedent(
     """
@@ -19,7 +20,7 @@ TUNER = textwrap.dedent(
     import store_samples as samples
     from datetime import UTC, datetime
     from autotune.records import ClockKind, Phase
-    from autotune.store import Store
+    from autotune.store.repository import Store
 
     with Store.open(sys.argv[1]) as store, open(sys.argv[2], "a") as journal:
         store.create_or_resume_study(samples.spec())

@@ -18,6 +18,7 @@ import optuna
 import pytest
 import yaml
 
+from autotune.engine.flag_cache import ask_flags, known_flags
 from autotune.load.datasets import plan_requests
 from autotune.load.workloads import load_workload
 from autotune.records import Arrivals, LevelRole, LoadLevel
@@ -282,3 +283,10 @@ def test_the_same_command_again_launches_nothing(ended: Ended) -> None:
     # It takes seconds, as vLLM is asked for its flags once per version; a launch alone takes longer.
     again = json.loads(autotune(ended.command, ended.directory, ended.environ, timeout_s=15))
     assert again == ended.document
+
+
+def test_the_shipped_flags_are_those_of_this_vllm(ended: Ended, vllm_python: str) -> None:
+    command = (vllm_python, "-m", "vllm.entrypoints.openai.api_server")
+    installed = ask_flags(command, ended.directory / "cache", env=ended.environ)
+    assert installed.version == "0.32.0"
+    assert installed.accepted == known_flags()

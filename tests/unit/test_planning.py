@@ -206,3 +206,15 @@ def test_a_load_that_the_operator_fixed_needs_no_ramp(here: Surroundings) -> Non
     )
     assert plan.load_for(stored) == stored
     assert plan_of(here, load=LoadChoice(rate_rps=2.0)).load_for(None) is None
+
+
+def test_flags_are_checked_where_nothing_is_launched_too(here: Surroundings, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="max-num-sekvenser"):
+        plan_of(here, extra_args=("--max-num-sekvenser", "3"))
+    with pytest.raises(InvalidOption, match="--kv-cache-dtype fp9 is not one of auto"):
+        plan_of(here, extra_args=("--kv-cache-dtype", "fp9"), space="scheduler")
+    path = tmp_path / "space.yaml"
+    path.write_text("name: c\nparameters:\n  max-num-sekvenser: {choices: [4], why: w}\n", encoding="utf-8")
+    with pytest.raises(UnknownName, match="search space 'c'"):
+        plan_of(here, space=str(path))
+    assert plan_of(here, extra_args=("--tool-call-parser", "hermes")).extra == (("tool-call-parser", "hermes"),)

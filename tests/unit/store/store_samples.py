@@ -22,7 +22,8 @@ from autotune.records import (
     ServerFacts,
     TrialResult,
 )
-from autotune.store import Store, StudySpec
+from autotune.store.repository import Store
+from autotune.store.study_record import StudySpec
 
 
 def config(**values: object) -> Config:

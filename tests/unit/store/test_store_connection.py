@@ -11,8 +11,8 @@ import store_samples as samples
 from sqlalchemy import event
 
 from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocked
-from autotune.store import Store
 from autotune.store.connection import filesystem_of, locate, storage_error
+from autotune.store.repository import Store
 
 
 def test_pragmas_hold_on_every_connection(tmp_path):

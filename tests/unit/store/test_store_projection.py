@@ -17,8 +17,9 @@ from sqlalchemy import event
 
 from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocked
 from autotune.records import Config, Estimate, FailureClass, Origin, Outcome
-from autotune.store import Rejection, Store, StudyState
 from autotune.store.projection import METRIC_NAMES, PLACEHOLDER_ATTR, Projection, sync
+from autotune.store.repository import Store
+from autotune.store.study_record import Rejection, StudyState
 
 BASE = Config.of({"max-num-seqs": 256, "enable-prefix-caching": True, "dtype": None, "tensor-parallel-size": 4})
 

@@ -12,8 +12,8 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from autotune.errors import ExitCode, SchemaMismatch
-from autotune.store import Store
 from autotune.store.connection import WRITE, connect, locate
+from autotune.store.repository import Store
 from autotune.store.schema import alembic_config, head_revision, ours
 from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE, Base
 

@@ -32,6 +32,7 @@ class Script:
         error: every request ends with this error kind instead of tokens.
         error_after: (role, count, kind): from the count-th request of that level on, requests end so.
         blocks_at: the level of this role never ends by itself.
+        stop_gate: a stop takes until this is set.
     """
 
     launch_failure: Failure | None = None
@@ -43,6 +44,7 @@ class Script:
     error: str | None = None
     error_after: tuple[LevelRole, int, str] | None = None
     blocks_at: LevelRole | None = None
+    stop_gate: asyncio.Event | None = None
 
 
 @dataclass
@@ -140,6 +142,8 @@ class FakeServer:
 
     async def stop(self) -> float:
         """Nothing to stop; counted."""
+        if self.script.stop_gate is not None:
+            await self.script.stop_gate.wait()
         self.engine.stopped += 1
         self.engine.now_s += 0.6
         return 0.6

@@ -205,6 +205,21 @@ async def test_cancellation_stops_the_server_before_it_propagates(tmp_path: Path
     assert watcher.phases[-2:] == [Phase.STOPPING, Phase.ENDED]
 
 
+async def test_a_measured_trial_survives_a_cancellation_while_its_server_stops(tmp_path: Path) -> None:
+    gate, watcher = asyncio.Event(), Watcher()
+    engine = engine_of(Script(stop_gate=gate))
+    task = asyncio.ensure_future(perform(engine, order(tmp_path), watcher))
+    await until(lambda: Phase.STOPPING in watcher.phases)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    gate.set()
+    run = await task
+    assert run.cancelled
+    assert run.result.outcome is Outcome.MEASURED
+    assert engine.stopped == 1
+
+
 async def until(condition: Callable[[], bool]) -> None:
     for _ in range(2000):
         if condition():

@@ -1,0 +1,141 @@
+"""README's tour, command by command: a study, then everything that looks at it, promotes it and extends it.
+
+Unlike the other end-to-end tests these commands inherit the environment, so that coverage sees them.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+NAME = "llama-3.1-8b-instruct-tiny"
+SERVER = f"{sys.executable} -m autotune.simulator.server serve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toured:
+    """A folder with a finished study in it; `said` is what the study printed for people."""
+
+    folder: Path
+    environ: dict[str, str]
+    said: str
+
+    def autotune(self, words: str) -> str:
+        return autotune(words, self.folder, self.environ)[0]
+
+    def json(self, words: str) -> Any:
+        return json.loads(self.autotune(f"{words} --json"))
+
+
+def autotune(words: str, folder: Path, environ: dict[str, str]) -> tuple[str, str]:
+    """Output and error output of `autotune WORDS`."""
+    done = subprocess.run(
+        [sys.executable, "-m", "autotune", *shlex.split(words)],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def toured(tmp_path_factory: pytest.TempPathFactory) -> Toured:
+    folder = tmp_path_factory.mktemp("tour")
+    settings = ("AUTOTUNE_STUDIES_DIR", "AUTOTUNE_STORAGE", "AUTOTUNE_VLLM_COMMAND", "AUTOTUNE_SIM_FAULT")
+    environ = {name: value for name, value in os.environ.items() if name not in settings}
+    environ |= {"CUDA_VISIBLE_DEVICES": "", "AUTOTUNE_CACHE_DIR": str(folder / "cache")}
+    words = f"study --model {MODEL} --workload tiny --space scheduler --engine simulated --trials 4 --repeats 0"
+    out, err = autotune(words, folder, environ)
+    return Toured(folder=folder, environ=environ, said=err + out)
+
+
+def test_study(toured: Toured) -> None:
+    for text in ("SIMULATED", "1xH100-80GB", "trial 4 of 4", "Front (simulated)", "Pick: trial", f"studies/{NAME}"):
+        assert text in toured.said
+    assert (toured.folder / "studies" / NAME / "trial-0000" / "level-ttft.jsonl.gz").exists()
+
+
+def test_list_status_and_stop(toured: Toured) -> None:
+    (row,) = toured.json("list")["studies"]
+    assert (row["name"], row["done"], row["simulated"], row["state"]) == (NAME, 4, True, "finished")
+    assert NAME in toured.autotune("list")
+    assert toured.json("status")["studies"] == []
+    assert "not running" in toured.autotune(f"stop {NAME}")
+
+
+def test_pareto(toured: Toured) -> None:
+    document = toured.json(f"pareto {NAME}")
+    front = {trial["number"] for trial in document["front"]}
+    assert document["pick"]["number"] in front
+    table = toured.autotune(f"pareto {NAME}")
+    assert f"Pick: trial {document['pick']['number']}" in table
+    rows = list(csv.DictReader(io.StringIO(toured.autotune(f"pareto {NAME} --csv"))))
+    assert len(rows) == len(document["trials"])
+    limited = toured.json(f"pareto {NAME} --slo ttft_p95<=60s")
+    # Every trial meets the limit, so the fastest is picked.
+    assert limited["pick"]["output_tok_s_per_gpu"] == max(t["output_tok_s_per_gpu"] for t in document["front"])
+    for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".html", b"<!doctype html")):
+        toured.autotune(f"pareto {NAME} --picture front{suffix}")
+        assert (toured.folder / f"front{suffix}").read_bytes()[:200].lower().startswith(magic.lower())
+
+
+def test_show(toured: Toured) -> None:
+    shown = toured.json(f"show {NAME} 1")
+    assert shown["serve"].startswith(f"vllm serve {MODEL} ")
+    assert {level["role"] for level in shown["levels"]} >= {"throughput", "ttft"}
+    assert shown["resolved"]["kv_cache_tokens"] > 0
+    text = toured.autotune(f"show {NAME} 1")
+    assert "Serve it" in text
+    assert "SIMULATED" in text
+
+
+def test_promote(toured: Toured) -> None:
+    targets = "vllm-config,docker,compose,kubernetes,systemd,shell"
+    promotion = toured.json(f"promote {NAME} --trial 1 --target {targets} --out deploy --allow-simulated")
+    written = [toured.folder / path for path in promotion["written"]]
+    assert len(written) >= 6
+    assert all("SIMULATED" in path.read_text(encoding="utf-8").upper() for path in written)
+    settings = yaml.safe_load(next(path for path in written if path.name.endswith(".vllm.yaml")).read_text("utf-8"))
+    flags = toured.json(f"show {NAME} 1")["flags"]
+    assert settings["max-num-seqs"] == flags["max-num-seqs"]
+    said = toured.autotune(f"promote {NAME} --target shell --out deploy2 --allow-simulated")
+    assert "SIMULATED" in said
+
+
+def test_a_real_process_has_logs_that_can_be_diagnosed(toured: Toured) -> None:
+    words = f"--engine process --vllm-command '{SERVER}' --load concurrency=4,rate=40,requests=40 --repeats 0"
+    common = f"study --model {MODEL} --workload tiny --space scheduler --trials 1 --name served {words}"
+    document = toured.json(common)
+    assert document["trials"][0]["clock"] == "wall"
+    log = toured.autotune("logs served")
+    assert "Application startup complete" in log
+    assert toured.autotune("logs served 0 -f") == log
+    path = toured.folder / "studies" / "served" / "trial-0000" / "server.log"
+    assert toured.json(f"diagnose {path}")["class"] == "healthy"
+    assert "healthy" in toured.autotune(f"diagnose {path}")
+
+
+def test_more_trials(toured: Toured) -> None:
+    words = f"study --model {MODEL} --workload tiny --space scheduler --engine simulated --trials +1 --repeats 0"
+    before = len(toured.json(f"pareto {NAME}")["trials"])
+    assert len(toured.json(words)["trials"]) > before
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "study --help", "simulate-server --help"])
+def test_help(toured: Toured, words: str) -> None:
+    assert toured.autotune(words)

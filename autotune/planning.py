@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.engine.command import VllmCommand, choose_command, question_words, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags, known_flags
-from autotune.engine.flags import AcceptedFlags, from_argv
+from autotune.engine.flags import MANAGED_FLAGS, SECRET_FLAGS, AcceptedFlags, from_argv
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.workloads import Workload, load_workload, workload_fingerprint
 from autotune.node.defaults import resolve
@@ -21,13 +21,10 @@ from autotune.search.objective import parse_slo
 from autotune.search.rules import RuleContext, check, require_feasible
 from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace, load_space
-from autotune.search.starting import baseline, starting_points
+from autotune.search.starting import baseline, guide_length, starting_points
 from autotune.trial import FixedLoad
 
 DEFAULT_NODE = "1xH100-80GB"
-GUIDE_LENGTHS = (8192, 16384, 32768, 65536, 131072)
-MANAGED_FLAGS = frozenset({"host", "port", "model", "uds", "config", "data-parallel-rpc-port"})
-"""What the tuner sets itself for every launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +213,7 @@ def make_plan(
     )
     kept, refused = require_feasible(space, node, shape, context)
     given = tuple(_checked_point(point, space, node, shape, context) for point in recipe.starting_points)
-    points = given or tuple(p for p in starting_points(space, node, shape, context))
+    points = given or starting_points(space, node, shape, context)
     return StudyPlan(
         recipe=recipe,
         engine=engine,
@@ -292,7 +289,7 @@ def _extra(recipe: Recipe, space: SearchSpace) -> tuple[tuple[str, Value], ...]:
     """Flags that followed `--`.
 
     Raises:
-        InvalidOption: not flags, or flags that the space or the tuner itself sets.
+        InvalidOption: not flags, secrets, or flags that the space or the tuner itself sets.
     """
     extra = tuple(from_argv(recipe.extra_args))
     searched = {parameter.name for parameter in space.parameters}
@@ -300,6 +297,13 @@ def _extra(recipe: Recipe, space: SearchSpace) -> tuple[tuple[str, Value], ...]:
         if name in MANAGED_FLAGS:
             raise InvalidOption(
                 "--", f"--{name} {value}", "any flag of vllm serve but those the tuner sets for each launch"
+            )
+        if name in SECRET_FLAGS:
+            raise InvalidOption(
+                "--",
+                f"--{name}",
+                "no secrets, which would be stored with the study",
+                hint=f"Set {SECRET_FLAGS[name]} in the environment that autotune runs in; the server inherits it.",
             )
         if name in searched:
             raise InvalidOption(
@@ -358,8 +362,7 @@ def _fixed(
     taken = {name for name, _ in extra} | set(fixed) | {parameter.name for parameter in space.parameters}
     if "max-model-len" not in taken and shape is not None:
         needed = workload.max_model_len_needed
-        rounded = next((length for length in GUIDE_LENGTHS if length >= needed), needed)
-        limits = [rounded, shape.max_position_embeddings]
+        limits = [guide_length(needed), shape.max_position_embeddings]
         cut = base.get("max-model-len")
         limits += [cut] if isinstance(cut, int) else []
         fixed["max-model-len"] = max(needed, min(limits))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import psutil
 
 from autotune.engine.base import Engine
+from autotune.engine.command import shown_argv
 from autotune.engine.gpu_memory import GpuGuard
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings
@@ -118,7 +119,7 @@ def spec_of(plan: StudyPlan) -> StudySpec:
         spec={
             "node": encode(plan.node),
             "workload": plan.workload.name,
-            "command": list(plan.command.words) if plan.command else ["vllm", "serve"],
+            "command": list(shown_argv(plan.command.words)) if plan.command else ["vllm", "serve"],
             "extra_args": list(recipe.extra_args),
             "slo": str(plan.slo) if plan.slo else None,
             "pick_rule": plan.pick_rule.value,

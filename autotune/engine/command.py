@@ -18,14 +18,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
+from autotune.engine.flags import MANAGED_FLAGS, SECRET_FLAGS
 from autotune.engine.redaction import REDACTED, redact
 from autotune.errors import InvalidOption, VllmCommandError
 
 DEFAULT_COMMAND = "vllm serve"
 ENVIRONMENT_NAME = "AUTOTUNE_VLLM_COMMAND"
-OWNED_FLAGS = frozenset({"--host", "--port", "--model", "--uds"})
-"""Flags of which a launch decides; passing them through would make it wait at the wrong door."""
-SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
 
 _HINT = (
     "Name the server with --vllm-command, e.g. --vllm-command '/opt/vllm/bin/vllm serve' or "
@@ -51,8 +49,8 @@ class VllmCommand:
 
     @property
     def text(self) -> str:
-        """As one would type it."""
-        return shlex.join(self.words)
+        """As one would type it, secrets taken out."""
+        return shlex.join(shown_argv(self.words))
 
 
 def choose_command(
@@ -134,8 +132,9 @@ def server_argv(
         InvalidOption: `extra` names a flag of which the launch decides.
     """
     for word in extra:
-        if word.split("=", 1)[0] in OWNED_FLAGS:
-            raise InvalidOption("--", word, "flags of the server other than --host, --port, --model and --uds")
+        if _flag_name(word) in MANAGED_FLAGS:
+            owned = ", ".join(f"--{name}" for name in sorted(MANAGED_FLAGS))
+            raise InvalidOption("--", word, f"flags of the server other than {owned}")
     door = ("--host", host, "--port", str(port))
     match command.kind:
         case CommandKind.SERVE:
@@ -166,11 +165,17 @@ def shown_argv(argv: Sequence[str]) -> tuple[str, ...]:
     for word in argv:
         name, equals, _ = word.partition("=")
         if word.startswith("--"):
-            secret = name in SECRET_FLAGS and not equals
-            shown.append(f"{name}={REDACTED}" if name in SECRET_FLAGS and equals else redact(word))
+            secret = _flag_name(word) in SECRET_FLAGS
+            shown.append(f"{name}={REDACTED}" if secret and equals else redact(word))
+            secret = secret and not equals
         else:
             shown.append(REDACTED if secret else redact(word))
     return tuple(shown)
+
+
+def _flag_name(word: str) -> str | None:
+    """`max-num-seqs` of `--max_num_seqs=4`, which vLLM's parser takes too; None for a word that is no long flag."""
+    return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
 
 
 def _fill(words: tuple[str, ...], *, model: str, host: str, port: int, flags: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from operator import attrgetter
@@ -13,6 +13,12 @@ from autotune.errors import InvalidOption
 from autotune.records import Config, Value
 
 ENV_PREFIX = "env:"
+
+MANAGED_FLAGS = frozenset({"host", "port", "model", "uds", "config", "data-parallel-rpc-port"})
+"""What a launch decides for itself; passed through, they would make it wait at the wrong door."""
+
+SECRET_FLAGS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
+"""Flags whose value is a secret, and the variable that carries it instead: what is inherited is not stored."""
 
 # Flags that vLLM declares without a `--no-` form; what `--help` of the installed version says goes first.
 STORE_TRUE_FLAGS = frozenset({"disable-log-stats", "aggregate-engine-logging", "headless", "grpc"})
@@ -176,12 +182,6 @@ def _parse_entry(entry: str) -> list[FlagSpec]:
         for name in names
         if not (name.startswith("no-") and name.removeprefix("no-") in names)
     ]
-
-
-def unknown_flags(names: Iterable[str], accepted: AcceptedFlags) -> tuple[str, ...]:
-    """Those of `names` that this vLLM does not have; `env:` ones are never unknown."""
-    known = {flag.name for flag in accepted.flags}
-    return tuple(name for name in names if not name.startswith(ENV_PREFIX) and name not in known)
 
 
 def _negatable(name: str, accepted: AcceptedFlags | None) -> bool:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from autotune.engine.flags import to_argv, to_env
+from autotune.engine.flags import SECRET_FLAGS, to_argv, to_env
 from autotune.errors import InvalidOption
 from autotune.records import Config, Value
 
-SECRET_FLAGS = {"--api-key": "VLLM_API_KEY", "--hf-token": "HF_TOKEN"}
-"""Flags whose value is a secret, and the variable that carries it instead."""
-
-PLACE_FLAGS = frozenset({"--host", "--port", "--uds"})
+PLACE_FLAGS = frozenset({"host", "port", "uds"})
 """Where a server listens is the deployment's to say, not the study's."""
 
 _FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -47,9 +44,9 @@ def split_parameters(
         flag = _dashed(name)
         if not _FLAG_NAME.match(flag):
             raise InvalidOption(name, value, "a flag name of letters, digits, dashes and dots")
-        if f"--{flag}" in SECRET_FLAGS:
-            secrets.append(SECRET_FLAGS[f"--{flag}"])
-        elif f"--{flag}" not in PLACE_FLAGS:
+        if flag in SECRET_FLAGS:
+            secrets.append(SECRET_FLAGS[flag])
+        elif flag not in PLACE_FLAGS:
             flags[flag] = value
     return tuple(flags.items()), tuple(environment.items()), tuple(secrets)
 
@@ -67,7 +64,7 @@ def without_secrets_and_place(extra_args: tuple[str, ...]) -> tuple[tuple[str, .
     dropping = False
     for word in extra_args:
         if word.startswith("-"):
-            flag = word.partition("=")[0].replace("_", "-")
+            flag = word.partition("=")[0].replace("_", "-").removeprefix("--")
             dropping = flag in SECRET_FLAGS or flag in PLACE_FLAGS
             if flag in SECRET_FLAGS:
                 secrets.append(SECRET_FLAGS[flag])

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
 
+from autotune.engine.flags import MANAGED_FLAGS, SECRET_FLAGS
 from autotune.errors import InvalidFile, UnknownName
 from autotune.records import Config, Value
 from autotune.yaml_input import existing_file, parse_yaml, read_yaml
 
 _PARAMETER_NAME = r"^(env:[A-Za-z_][A-Za-z0-9_]*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$"
 
-# What the program itself sets for every launch, and what must never be written into results.
-_MANAGED = frozenset({"host", "port", "model", "served-model-name", "uds", "config", "data-parallel-rpc-port"})
-_SECRET = frozenset({"api-key", "hf-token", "env:HF_TOKEN", "env:HUGGING_FACE_HUB_TOKEN", "env:VLLM_API_KEY"})
+_MANAGED = MANAGED_FLAGS | {"served-model-name"}  # a name that differs from trial to trial is of use to nobody
+_SECRET = SECRET_FLAGS.keys() | {"env:HF_TOKEN", "env:HUGGING_FACE_HUB_TOKEN", "env:VLLM_API_KEY"}
 
 _Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
 

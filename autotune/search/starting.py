@@ -14,8 +14,7 @@ from autotune.search.rules import RuleContext, check, smallest_gpu
 from autotune.search.space import Parameter, SearchSpace
 from autotune.units import format_bytes
 
-_LENGTHS = (8192, 16384, 32768, 65536, 131072)
-"""What the guide rounds a workload's longest request up to (G7)."""
+_GUIDE_LENGTHS = (8192, 16384, 32768, 65536, 131072)
 
 _ROOMY_SHARE = 0.15
 """A baseline whose KV has less than this share of vLLM's budget starts, but serves a handful of requests: every gain
@@ -104,6 +103,11 @@ def starting_points(
     return tuple(points)
 
 
+def guide_length(needed_len: int) -> int:
+    """What the guide rounds a workload's longest request up to (G7); beyond its last step the need itself."""
+    return next((length for length in _GUIDE_LENGTHS if length >= needed_len), needed_len)
+
+
 def _layouts(node: Node, shape: ModelShape) -> list[_Layout]:
     """Layouts of one replica, cheapest first; those that leave GPUs over when repeated come last."""
     mixed = len({gpu.memory_bytes for gpu in node.gpus}) > 1
@@ -120,7 +124,7 @@ def _lengths(shape: ModelShape, needed_len: int | None) -> Iterator[int | None]:
     """The model's own length (None), then the workload's need rounded up as the guide does, then the bare need."""
     yield None
     if needed_len is not None and needed_len < shape.max_position_embeddings:
-        rounded = next((length for length in _LENGTHS if length >= needed_len), needed_len)
+        rounded = guide_length(needed_len)
         if rounded < shape.max_position_embeddings:
             yield rounded
         if rounded != needed_len:

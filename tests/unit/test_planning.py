@@ -129,6 +129,15 @@ def test_flags_that_the_tuner_sets(here: Surroundings, flag: str) -> None:
         plan_of(here, extra_args=(flag, "1"))
 
 
+@pytest.mark.parametrize("words", [("--api-key", "hunter2"), ("--api_key=hunter2",), ("--hf-token", "hunter2")])
+def test_secrets_come_by_the_environment(here: Surroundings, words: tuple[str, ...]) -> None:
+    # What follows `--` is stored with the study, and the load client could not know the key.
+    with pytest.raises(InvalidOption, match="no secrets") as refused:
+        plan_of(here, extra_args=words)
+    assert "hunter2" not in str(refused.value)
+    assert "TOKEN" in refused.value.hint or "VLLM_API_KEY" in refused.value.hint
+
+
 def test_real_servers_need_a_command_that_exists(here: Surroundings) -> None:
     with pytest.raises(VllmCommandError, match="/nope/vllm"):
         make_plan(recipe(engine=EngineChoice.PROCESS), here, vllm_command="/nope/vllm serve")

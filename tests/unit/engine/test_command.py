@@ -108,7 +108,9 @@ def test_a_model_that_looks_like_a_placeholder_is_left_alone() -> None:
     assert server_argv(command, model="{port}", flags=(), host="h", port=81) == ("run", "{port}", "81")
 
 
-@pytest.mark.parametrize("word", ["--port", "--port=9", "--host=0.0.0.0", "--model", "--uds=/tmp/x"])
+@pytest.mark.parametrize(
+    "word", ["--port", "--port=9", "--host=0.0.0.0", "--model", "--uds=/tmp/x", "--data_parallel_rpc_port=1"]
+)
 def test_the_launch_owns_its_door(word: str) -> None:
     with pytest.raises(InvalidOption, match="--port"):
         server_argv(parse_command("vllm serve", source="t"), model="m", flags=(), host="h", port=1, extra=(word,))
@@ -122,6 +124,9 @@ def test_secrets_do_not_stay_in_an_argv() -> None:
     text = " ".join(shown)
     assert not [secret for secret in ("one", "two", "three", "hf_a") if secret in text]
     assert shown_argv(shown) == shown
+    assert shown_argv(("--api_key", "one", "--hf_token=two")) == ("--api_key", "<redacted>", "--hf_token=<redacted>")
+    command = parse_command("docker run -e HF_TOKEN=hunter2 -p {port}:8000 image", source="t")
+    assert "hunter2" not in command.text
 
 
 def test_resolving(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from autotune.engine.flags import (
     parse_help,
     to_argv,
     to_env,
-    unknown_flags,
 )
 from autotune.errors import InvalidOption
 from autotune.records import Config
@@ -179,7 +178,3 @@ def test_help_of_python_3_13() -> None:
 def test_problems(accepted: AcceptedFlags, name: str, value: int | str | bool | None, says: str | None) -> None:
     problem = accepted.problem(name, value)
     assert problem is None if says is None else says in str(problem)
-
-
-def test_unknown_flags(accepted: AcceptedFlags) -> None:
-    assert unknown_flags(["max-num-seqs", "env:X", "new-thing"], accepted) == ("new-thing",)

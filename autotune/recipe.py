@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.records import Config, Value
@@ -96,11 +96,6 @@ class _LoadFile(BaseModel):
     rate_rps: Annotated[float, Field(gt=0, le=MOST_RATE_RPS)] | None = None
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
 
-    @field_validator("rate_rps", mode="before")
-    @classmethod
-    def _whole_rates_are_rates(cls, value: object) -> object:
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
@@ -125,9 +120,9 @@ class _StudyFile(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     load: _LoadFile | None = None
     slo: str | None = None
-    start_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
-    stall_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
-    level_deadline_s: Annotated[Seconds, Field(strict=False)] | None = None
+    start_deadline_s: Seconds | None = None
+    stall_deadline_s: Seconds | None = None
+    level_deadline_s: Seconds | None = None
     attempts: Annotated[int, Field(ge=1, le=20)] | None = None
     starting_points: list[dict[str, bool | int | float | str | None]] | None = None
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psutil
@@ -21,7 +21,7 @@ from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
-from autotune.records import COUNTED_OUTCOMES, ClockKind, EngineKind, Origin
+from autotune.records import ClockKind, EngineKind
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
 from autotune.store.folder import LockHolder
@@ -80,17 +80,23 @@ def _execute(run: StudyRun, store: Store) -> StudyOutcome:
     try:
         return asyncio.run(_until_signalled(run))
     except asyncio.CancelledError:
-        store.set_study_state(name, StudyState.STOPPED)
+        _note_state(store, name, StudyState.STOPPED)
         raise Interrupted(
             f"study {name!r} was stopped; everything measured is stored",
             hint="The same command goes on where it stopped.",
         ) from None
     except StudyFatal:
-        store.set_study_state(name, StudyState.FAILED)
+        _note_state(store, name, StudyState.FAILED)
         raise
     except AutotuneError:
-        store.set_study_state(name, StudyState.STOPPED)
+        _note_state(store, name, StudyState.STOPPED)
         raise
+
+
+def _note_state(store: Store, study: str, state: StudyState) -> None:
+    """Where the store is what failed, the error that ended the study is the one to show."""
+    with suppress(StorageError):
+        store.set_study_state(study, state)
 
 
 async def _until_signalled(run: StudyRun) -> StudyOutcome:
@@ -132,11 +138,7 @@ def spec_of(plan: StudyPlan) -> StudySpec:
 def _aim(store: Store, study: StudyRecord, target: Target) -> StudyRecord:
     if target.trials is None:
         return study
-    done = sum(
-        1
-        for trial in store.trials(study.name)
-        if trial.result and trial.result.outcome in COUNTED_OUTCOMES and trial.origin is not Origin.REPEAT
-    )
+    done = sum(trial.counted for trial in store.trials(study.name))
     store.set_target(study.name, done + target.trials if target.more else target.trials)
     return store.study(study.name)
 

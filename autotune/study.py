@@ -17,7 +17,6 @@ from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.errors import AutotuneError, StorageError, StudyFatal
 from autotune.planning import StudyPlan
 from autotune.records import (
-    COUNTED_OUTCOMES,
     STUDY_FATAL_CLASSES,
     Config,
     Failure,
@@ -41,6 +40,9 @@ from autotune.trial import TrialOrder, TrialRun, run_trial
 
 REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
 """Faults that count against the config once every attempt has repeated them."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
+"""Before a trial is launched again; doubled each time, because what spoils an attempt (a busy GPU) often passes."""
 
 
 class StudyObserver(Protocol):
@@ -143,13 +145,7 @@ class StudyRun:
         return self.store.trials(self.study.name)
 
     def _counted(self) -> int:
-        return sum(
-            1
-            for trial in self._trials()
-            if trial.result is not None
-            and trial.result.outcome in COUNTED_OUTCOMES
-            and trial.origin is not Origin.REPEAT
-        )
+        return sum(trial.counted for trial in self._trials())
 
     async def _repeat(self) -> None:
         """Launch the baseline and the pick again, to see drift and noise."""
@@ -209,7 +205,7 @@ class StudyRun:
                 raise _fatal(trial.number, failure)
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-            await self.sleep(min(60.0, 5.0 * 2 ** (len(kinds) - 1)))
+            await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(kinds) - 1)))
         self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
         if run.cancelled:
             raise asyncio.CancelledError

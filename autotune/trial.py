@@ -41,6 +41,9 @@ from autotune.records import (
     TrialResult,
 )
 
+_WARMUP, _LEVELS, _RAMP = 1, 2, 100
+"""What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedLoad:
@@ -269,10 +272,10 @@ class _Session:
         if order.load is None:
             await self._warm_up(order.workload.start_concurrency * order.gpus)
             self._timeline.enter(Phase.MEASURING)
-            self.load = _fixed_over(await self._find_load(), order.fixed_load)
-            _, *levels = plan_levels(self.load, order.gpus, seed=self._seed(2))
+            self.load = _fixed_over(await self._find_load(), order.fixed_load, order.workload)
+            _, *levels = plan_levels(self.load, order.gpus, seed=self._seed(_LEVELS))
         else:
-            warmup, *levels = plan_levels(order.load, order.gpus, seed=self._seed(2))
+            warmup, *levels = plan_levels(order.load, order.gpus, seed=self._seed(_LEVELS))
             await self._warm_up(warmup.concurrency or 1, warmup.requests)
             self._timeline.enter(Phase.MEASURING)
         for level in levels:
@@ -286,7 +289,7 @@ class _Session:
             arrivals=Arrivals.CLOSED,
             concurrency=concurrency,
             requests=max(concurrency, requests or 0),
-            seed=self._seed(1),
+            seed=self._seed(_WARMUP),
         )
         _, measurement = await self._run(level)
         if not is_valid(measurement):
@@ -302,7 +305,7 @@ class _Session:
                 points, limit, start=order.workload.start_concurrency, gpus=order.gpus, longest_s=longest_s
             )
         ) is not None:
-            level = ramp_level(concurrency, points, seed=self._seed(100 + concurrency), longest_s=longest_s)
+            level = ramp_level(concurrency, points, seed=self._seed(_RAMP + concurrency), longest_s=longest_s)
             point = ramp_point(await self._drive(level))
             if point is None:
                 break
@@ -344,9 +347,17 @@ class _Session:
         return (self._order.seed * 1_000_003 + purpose) % 2**32
 
 
-def _fixed_over(found: LoadPlan, fixed: FixedLoad) -> LoadPlan:
-    """What the operator fixed replaces what the ramp found."""
+def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPlan:
+    """What the operator fixed replaces what the ramp found; counts that hang on the concurrency follow a fixed one."""
     said = {name: value for name, value in asdict(fixed).items() if value is not None}
+    slots = fixed.concurrency_per_gpu
+    if slots is not None:
+        # The ramp's counts are of its own concurrency: a larger one would never be reached with as few requests.
+        counts = workload.requests
+        enough = max(found.throughput_requests_per_gpu, counts.per_slot * slots)
+        found = replace(
+            found, throughput_requests_per_gpu=enough, warmup_requests_per_gpu=counts.warmup_per_slot * slots
+        )
     return replace(found, **said)
 
 

@@ -62,7 +62,7 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
 
 
 def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
-    from autotune.records import COUNTED_OUTCOMES, Origin, Outcome
+    from autotune.records import Outcome
     from autotune.report.view import StudyRow
     from autotune.store.study_record import StudyState
 
@@ -85,11 +85,7 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
         engine=str(study.engine),
         simulated=study.simulated or any(trial.result.simulated for trial in ended if trial.result),
         state="running" if holder else "interrupted" if killed else str(study.state),
-        done=sum(
-            1
-            for trial in ended
-            if trial.result and trial.result.outcome in COUNTED_OUTCOMES and trial.origin is not Origin.REPEAT
-        ),
+        done=sum(trial.counted for trial in trials),
         wanted=study.target_trials,
         measured=outcomes.count(Outcome.MEASURED),
         infeasible=outcomes.count(Outcome.INFEASIBLE),

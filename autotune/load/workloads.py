@@ -173,9 +173,9 @@ class _LengthsYaml(_Yaml):
     fixed: _Tokens | None = None
     min: _Tokens | None = None
     max: _Tokens | None = None
-    mean: Annotated[float, Field(ge=1, le=10_000_000, strict=False)] | None = None
-    spread: Annotated[float, Field(ge=0, lt=1, strict=False)] | None = None
-    p95: Annotated[float, Field(ge=1, le=10_000_000, strict=False)] | None = None
+    mean: Annotated[float, Field(ge=1, le=10_000_000)] | None = None
+    spread: Annotated[float, Field(ge=0, lt=1)] | None = None
+    p95: Annotated[float, Field(ge=1, le=10_000_000)] | None = None
 
     @model_validator(mode="after")
     def _one_form(self) -> _LengthsYaml:
@@ -208,13 +208,13 @@ class _LengthsYaml(_Yaml):
 class _PrefixesYaml(_Yaml):
     count: Annotated[int, Field(ge=1, le=100_000)]
     tokens: _Tokens
-    share: Annotated[float, Field(gt=0, le=1, strict=False)] = 1.0
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class _RequestsYaml(_Yaml):
     per_slot: Annotated[int, Field(ge=2, le=1000)] = 4
     ttft: Annotated[int, Field(ge=1, le=1_000_000)] = 300
-    level_s: Annotated[float, Field(ge=0, le=3600, strict=False)] = 20.0
+    level_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
     most: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
     warmup_per_slot: Annotated[int, Field(ge=1, le=100)] = 1
 
@@ -231,7 +231,7 @@ class _ConcurrencyYaml(_Yaml):
 
 
 class _SloYaml(_Yaml):
-    ttft_p95_ms: Annotated[float, Field(gt=0, strict=False)]
+    ttft_p95_ms: Annotated[float, Field(gt=0)]
 
 
 class _WorkloadYaml(_Yaml):

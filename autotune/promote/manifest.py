@@ -13,7 +13,6 @@ from enum import StrEnum
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote.parameters import extra_value, split_parameters, without_secrets_and_place
 from autotune.records import (
-    Caveat,
     Config,
     Estimate,
     LevelRole,
@@ -231,7 +230,7 @@ def _provenance(
         output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
         ttft_p95_s=trial.ttft_p95_s,
         resolved=trial.result.facts if trial.result else None,
-        caveats=tuple(caveat.text for caveat in _caveats(trial)),
+        caveats=tuple(caveat.text for caveat in trial.caveats),
     )
 
 
@@ -333,9 +332,3 @@ def _drain_s(trial: Trial, flags: tuple[tuple[str, Value], ...], extra: tuple[st
     level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
     slowest_s = level.e2e_s.p99.value if level and level.e2e_s else 30.0
     return int(min(300.0, max(30.0, -(-2 * slowest_s // 1))))
-
-
-def _caveats(trial: Trial) -> tuple[Caveat, ...]:
-    if trial.result is None:
-        return ()
-    return (*trial.result.caveats, *(caveat for level in trial.result.measurements for caveat in level.caveats))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
+from autotune.records.config import COUNTED_OUTCOMES, ClockKind, Config, Origin, Outcome, Phase
 from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
 from autotune.records.load import LevelRole
 
@@ -73,6 +73,19 @@ class Trial:
         """p95 TTFT of the open-loop level, from the scheduled time: the latency objective."""
         found = self.result.of_role(LevelRole.TTFT) if self.result else None
         return found.ttft_s.p95 if found and found.ttft_s else None
+
+    @property
+    def counted(self) -> bool:
+        """Whether it counts against `--trials`: it ended, it cost a launch, and it repeats no other."""
+        return self.result is not None and self.result.outcome in COUNTED_OUTCOMES and self.origin is not Origin.REPEAT
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Doubts about it and about the levels that its figures come from, each once; the ramp's are not those."""
+        if self.result is None:
+            return ()
+        levels = [found for found in self.result.measurements if found.level.role is not LevelRole.RAMP]
+        return tuple(dict.fromkeys([*self.result.caveats, *(caveat for level in levels for caveat in level.caveats)]))
 
     @property
     def measured(self) -> bool:

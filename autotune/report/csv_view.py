@@ -7,7 +7,6 @@ import io
 from collections.abc import Sequence
 
 from autotune.records import Estimate, Trial, Value
-from autotune.report.json_view import caveats_of
 from autotune.report.view import StudyView
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -46,7 +45,7 @@ def _facts(view: StudyView, trial: Trial) -> list[Value]:
     ]
     for figure in (trial.output_tok_s, trial.output_tok_s_per_gpu, trial.ttft_p95_s):
         row += _bounds(figure)
-    return [*row, " ".join(caveat.code for caveat in caveats_of(trial)) or None]
+    return [*row, " ".join(caveat.code for caveat in trial.caveats) or None]
 
 
 def _bounds(figure: Estimate | None) -> list[Value]:

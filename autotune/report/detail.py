@@ -7,7 +7,6 @@ from rich.text import Text
 
 from autotune.records import Failure, Latency, LevelRole, Measurement, ServerFacts, Trial
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
-from autotune.report.json_view import caveats_of
 from autotune.report.tables import heading
 from autotune.report.view import StudyView
 from autotune.report.wording import (
@@ -61,7 +60,7 @@ def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: s
         for phase, value_s in result.phase_seconds:
             add(spent, str(phase), seconds(value_s))
         parts.append(titled(f"Time spent ({result.clock} clock)", spent))
-    caveats = caveats_of(trial)
+    caveats = trial.caveats
     if caveats:
         doubts = pairs()
         for caveat in caveats:

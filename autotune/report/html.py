@@ -10,7 +10,6 @@ from markupsafe import Markup
 
 from autotune.records import Outcome, Trial
 from autotune.report.figures import DARK, LIGHT, description, svg_text
-from autotune.report.json_view import caveats_of
 from autotune.report.view import StudyView
 from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
 
@@ -41,7 +40,7 @@ def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
         throughput_gain=gain(view.pick.throughput_gain) if view.pick else None,
         ttft_gain=gain(view.pick.ttft_gain) if view.pick else None,
         serve_line=serve_line,
-        doubts=[(trial.number, caveat) for trial in shown for caveat in caveats_of(trial)],
+        doubts=[(trial.number, caveat) for trial in shown for caveat in trial.caveats],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.records import Caveat, Estimate, Latency, LevelRole, Measurement, Outcome, ServerDelta, ServerFacts, Trial
+from autotune.records import Caveat, Estimate, Latency, Measurement, Outcome, ServerDelta, ServerFacts, Trial
 from autotune.report.view import StudyView
 
 SCHEMA = 1
@@ -59,7 +59,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "attempts": trial.attempts,
         "clock": str(result.clock) if result else None,
         "on_front": trial.number in view.front,
-        "caveats": [_caveat(caveat) for caveat in caveats_of(trial)],
+        "caveats": [_caveat(caveat) for caveat in trial.caveats],
     }
 
 
@@ -100,15 +100,6 @@ def reason_of(trial: Trial) -> str | None:
     if result.failure is not None:
         return str(result.failure.kind)
     return result.caveats[0].code if result.outcome is Outcome.ABANDONED and result.caveats else None
-
-
-def caveats_of(trial: Trial) -> tuple[Caveat, ...]:
-    """Doubts about a trial and about the levels that its figures come from, each once; the ramp's are not those."""
-    if trial.result is None:
-        return ()
-    levels = [level for level in trial.result.measurements if level.level.role is not LevelRole.RAMP]
-    found = [*trial.result.caveats, *(caveat for level in levels for caveat in level.caveats)]
-    return tuple(dict.fromkeys(found))
 
 
 def _pick(view: StudyView) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from autotune.records import Caveat, Outcome, Trial
 from autotune.report.grid import add, column, grid, print_to, titled
-from autotune.report.json_view import caveats_of
 from autotune.report.view import StudyRow, StudyView
 from autotune.report.wording import (
     MISSING,
@@ -128,7 +127,7 @@ def doubt_lines(view: StudyView) -> list[RenderableType]:
         shown.setdefault(base.number, base)
     kinds: dict[str, tuple[Caveat, list[int]]] = {}
     for trial in shown.values():
-        for caveat in caveats_of(trial):
+        for caveat in trial.caveats:
             numbers = kinds.setdefault(caveat.code, (caveat, []))[1]
             if trial.number not in numbers:
                 numbers.append(trial.number)

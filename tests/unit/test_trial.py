@@ -137,6 +137,23 @@ async def test_what_the_operator_fixed_replaces_what_the_ramp_finds(tmp_path: Pa
     assert run.load.rate_rps_per_gpu == 3.0
 
 
+async def test_a_fixed_concurrency_gets_the_requests_that_reach_it(tmp_path: Path) -> None:
+    # The ramp ends at 8 in flight, and its counts are for that many.
+    fixed = FixedLoad(concurrency_per_gpu=64)
+    watcher = Watcher()
+    run = await perform(engine_of(Script()), order(tmp_path, load=None, fixed=fixed), watcher)
+    throughput = next(level for level in watcher.levels if level.role is LevelRole.THROUGHPUT)
+    counts = load_workload("tiny").requests
+    assert throughput.concurrency == 64
+    assert throughput.requests >= counts.per_slot * 64
+    assert run.load is not None
+    assert run.load.warmup_requests_per_gpu == counts.warmup_per_slot * 64
+    asked = FixedLoad(concurrency_per_gpu=64, throughput_requests_per_gpu=100, ttft_requests_per_gpu=100)
+    run = await perform(engine_of(Script()), order(tmp_path, load=None, fixed=asked))
+    assert run.load is not None
+    assert run.load.throughput_requests_per_gpu == 100
+
+
 async def test_a_refused_launch_is_infeasible_and_nothing_is_stopped_twice(tmp_path: Path) -> None:
     engine, watcher = engine_of(Script(launch_failure=TOO_SMALL)), Watcher()
     run = await perform(engine, order(tmp_path), watcher)

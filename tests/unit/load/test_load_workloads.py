@@ -97,6 +97,7 @@ def test_unknown_names(tmp_path: Path) -> None:
         (SHORT + "shared_prefixes: {cont: 3}", "shared_prefixes.cont", "count, tokens, share"),
         (SHORT + "concurrency: {start: 9, max: 2}", "concurrency", "start no greater than max"),
         ("prompt_tokens: {fixed: true}\noutput_tokens: {fixed: 5}", "prompt_tokens.fixed", "integer"),
+        ("prompt_tokens: {mean: true, p95: 2}\noutput_tokens: {fixed: 5}", "prompt_tokens.mean", "number"),
         ("prompt_tokens: {fixed: null}\noutput_tokens: {fixed: 5}", "prompt_tokens", "one of"),
         ("prompt_tokens: {mean: 5}\noutput_tokens: {fixed: 5}", "prompt_tokens", "mean and spread"),
         ("prompt_tokens: {mean: 5, p95: 50}\noutput_tokens: {fixed: 5}", "prompt_tokens", "3.87 times mean"),

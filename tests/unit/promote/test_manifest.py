@@ -2,12 +2,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from promote_cases import NODE, bash_words, deployment, trial
+from promote_cases import NODE, bash_words, deployment, measurement, trial
 
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote import Target, render, serve_argv, serve_line
 from autotune.promote.manifest import official_image
-from autotune.records import Config, Outcome, ServerFacts
+from autotune.records import Caveat, Config, LevelRole, Outcome, ServerFacts
 
 
 def test_the_command_line_holds_the_config_and_nothing_else() -> None:
@@ -41,6 +41,17 @@ def test_simulated_figures_need_to_be_allowed() -> None:
         deployment(node=replace(NODE, simulated=True))
     assert deployment(trial(simulated=True), allow_simulated=True).provenance.simulated
     assert not deployment(allow_simulated=True).provenance.simulated
+
+
+def test_doubts_are_those_of_the_figures_each_once() -> None:
+    made = trial()
+    assert made.result is not None
+    late = Caveat(code="client_late", text="requests left 9 ms late", remedy="r")
+    few = Caveat(code="too_few_samples", text="24 requests", remedy="r")
+    ramp = replace(measurement(LevelRole.RAMP), caveats=(few,))
+    levels = tuple(replace(level, caveats=(late,)) for level in made.result.measurements)
+    doubtful = replace(made, result=replace(made.result, measurements=(ramp, *levels)))
+    assert deployment(doubtful).provenance.caveats == ("requests left 9 ms late",)
 
 
 def test_an_unknown_version_is_refused_when_real_and_assumed_when_simulated() -> None:

@@ -238,6 +238,7 @@ class StudyRun:
                 directory=directory,
                 start_deadline_s=recipe.start_deadline_s,
                 stall_deadline_s=recipe.stall_deadline_s,
+                trial=trial.number,
             ),
             workload=self.plan.workload,
             load=load,

@@ -20,6 +20,7 @@ from autotune.cli.surroundings import places_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from autotune.records import Trial
     from autotune.report.view import StudyRow
     from autotune.store.folder import LockHolder, StudyFolder
     from autotune.store.places import Places
@@ -144,20 +145,28 @@ def _lines(store: Store, folder: StudyFolder, study: str, number: int, *, follow
                     time.sleep(FOLLOW_POLL_S)
         if not follow or folder.holder() is None or fixed:
             return
-        newest = store.trials(study)[-1].number
+        trials = store.trials(study)
+        newest = trials[-1].number if trials else number
         if newest == number:
             time.sleep(FOLLOW_POLL_S)
         number = min(number + 1, newest)
 
 
 def _log_of(store: Store, study: str, number: int) -> Path | None:
-    attempts = store.attempts(study, number)
-    path = Path(attempts[-1].directory) / "server.log" if attempts else None
-    return path if path is not None and path.exists() else None
+    from autotune.cli.review import log_path
+
+    trial = _trial(store, study, number)
+    path = log_path(trial) if trial is not None else None
+    return Path(path) if path is not None else None
+
+
+def _trial(store: Store, study: str, number: int) -> Trial | None:
+    """None also for a study that has just been made and has no trial yet."""
+    return next((trial for trial in store.trials(study) if trial.number == number), None)
 
 
 def _still_open(store: Store, folder: StudyFolder, study: str, number: int) -> bool:
-    found = next((trial for trial in store.trials(study) if trial.number == number), None)
+    found = _trial(store, study, number)
     return found is not None and found.result is None and folder.holder() is not None
 
 
@@ -184,7 +193,15 @@ def stop(
             f"study {study!r} is held by process {holder.pid}, which is not on this machine or not a tuner",
             hint="Run `autotune stop` on the machine where the study was started.",
         )
-    os.kill(holder.pid, signal.SIGTERM)
+    try:
+        os.kill(holder.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it ended a moment ago
+    except PermissionError:
+        raise StudyBusy(
+            f"study {study!r} is held by process {holder.pid} of another user, which may not be told to stop",
+            hint="Run `autotune stop` as the user who started the study.",
+        ) from None
     deadline = time.monotonic() + wait_s
     while folder.holder() is not None:
         if time.monotonic() > deadline:

@@ -11,8 +11,6 @@ from autotune.engine.redaction import redact
 from autotune.engine.remedies import remedies_for
 from autotune.records import Failure, FailureClass, ServerFacts, Value
 
-__all__ = ["Diagnosis", "LogFollower", "diagnose", "remedies_for"]
-
 _CHUNK_BYTES = 1 << 20
 _ROOMY_KV_USAGE = 0.5
 _FULL_KV_USAGE = 0.95

@@ -53,7 +53,6 @@ class ProcStat:
     pid: int
     ppid: int
     pgid: int
-    sid: int
     state: str
     started_ticks: int
 
@@ -84,7 +83,6 @@ def parse_stat(text: bytes) -> ProcStat:
         pid=int(head.split(b" ", 1)[0]),
         ppid=int(fields[1]),
         pgid=int(fields[2]),
-        sid=int(fields[3]),
         state=fields[0].decode("ascii", "replace"),
         started_ticks=int(fields[19]),
     )

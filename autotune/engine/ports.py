@@ -48,10 +48,6 @@ class Ports:
                 return port
         raise NoFreePort(f"no unused loopback port in {ATTEMPTS} attempts, {len(self._used)} handed out so far")
 
-    def fresh_many(self, count: int) -> tuple[int, ...]:
-        """`count` different ports, none handed out before."""
-        return tuple(self.fresh() for _ in range(count))
-
 
 def listeners(port: int) -> frozenset[int]:
     """Pids that listen on a TCP port, as far as the system tells.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerIdentity
-from autotune.engine.diagnosis import remedies_for
 from autotune.engine.flags import to_argv
 from autotune.engine.logs import MilestoneName
+from autotune.engine.remedies import remedies_for
 from autotune.load.arrivals import default_stagger_s
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
@@ -99,8 +98,7 @@ class SimulatedEngine:
         return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
 
     def _launch_seed(self, plan: LaunchPlan) -> int:
-        number = re.search(r"\d+", plan.directory.name)  # of the trial; what follows is the attempt's
-        return (self.seed * 1_000_003 + int(number[0] if number else 0)) % 2**32
+        return (self.seed * 1_000_003 + plan.trial) % 2**32
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from autotune.errors import AutotuneError, InvalidOption
+from autotune.errors import InvalidOption
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
 from autotune.load.datasets import Calibration, fit_calibration
 from autotune.load.exchange import Timeouts, Transport, open_transport
@@ -33,6 +33,9 @@ _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 
 _PIECE_WORDS = 100
 """Words per /tokenize call of a calibration: short enough for any context length."""
+
+_CALIBRATION_DEADLINE_S = 60.0
+"""Of all its calls together: a server that counts so slowly is measured with words for tokens."""
 
 _SPARE_FILES = 128
 """Open files left to the rest of the program when sockets are counted against the limit."""
@@ -83,8 +86,7 @@ async def drive(
         due (the level ended before) has no record; one that was due and not sent has one without `sent_s`.
 
     Raises:
-        InvalidOption: `base_url` is not one that load may go to.
-        AutotuneError: this process may not open enough sockets.
+        InvalidOption: `base_url` is not one that load may go to, or this process may not open enough sockets.
     """
     base = check_url(base_url, allow_remote=options.allow_remote)
     closed = level.arrivals is Arrivals.CLOSED
@@ -122,8 +124,14 @@ def request_body(request: PlannedRequest, prompt: str, options: DriveOptions) ->
     return json.dumps(body).encode()
 
 
-async def calibrate(base_url: str, options: DriveOptions, words: Sequence[str] = COMMON_WORDS) -> Calibration | None:
-    """How the server's tokenizer counts `words`, by vLLM's /tokenize; None when the server has none that works.
+async def calibrate(
+    base_url: str,
+    options: DriveOptions,
+    words: Sequence[str] = COMMON_WORDS,
+    *,
+    deadline_s: float = _CALIBRATION_DEADLINE_S,
+) -> Calibration | None:
+    """How the server's tokenizer counts `words`, by vLLM's /tokenize; None when the server has none that works in time.
 
     Raises:
         InvalidOption: `base_url` is not one that load may go to.
@@ -131,9 +139,8 @@ async def calibrate(base_url: str, options: DriveOptions, words: Sequence[str] =
     base = check_url(base_url, allow_remote=options.allow_remote)
     texts = [list(words[i : i + _PIECE_WORDS]) for i in range(0, len(words), _PIECE_WORDS)]
     halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :])]
-    timeout = aiohttp.ClientTimeout(total=60.0)
     try:
-        async with aiohttp.ClientSession(timeout=timeout, headers=_headers(options)) as session:
+        async with asyncio.timeout(deadline_s), aiohttp.ClientSession(headers=_headers(options)) as session:
             whole = [await _count_tokens(session, base, " ".join(text), options) for text in texts]
             halved = [await _count_tokens(session, base, " ".join(half), options) for half in halves]
         return fit_calibration(words=len(words), pieces=len(texts), tokens=sum(whole), tokens_halved=sum(halved))
@@ -325,8 +332,10 @@ def _ensure_sockets(needed: int) -> None:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise AutotuneError(
-            f"{needed} requests in flight need {wanted} open files, this process may have {hard}",
+        raise InvalidOption(
+            "--load",
+            f"{needed} requests in flight",
+            f"at most {hard - _SPARE_FILES}, as this process may have {hard} open files",
             hint="Raise the limit (ulimit -Hn) or lower the concurrency.",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -97,6 +97,13 @@ def parse_version(text: str | None) -> Version:
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
+def parse_length(text: str) -> int | None:
+    """Tokens that vLLM reads in `8192`, `8k` (8,000) or `8K` (8,192); None for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
+    scale = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+    return round(float(match[1]) * scale[match[2]]) if match else None
+
+
 def default_utilization(version: Version) -> float:
     """`--gpu-memory-utilization`: 0.92 as measured with 0.25.1, 0.9 up to 0.19.
 
@@ -132,14 +139,13 @@ def _auto_dtype(node: Node, shape: ModelShape) -> str:
 
 
 def _length(given: Mapping[str, Value], shape: ModelShape) -> int:
-    """Context length in tokens; `8k` is 8,000 and `8K` 8,192, as in vLLM. `auto` and -1 count as the model's own."""
+    """Context length in tokens. `auto` and -1 count as the model's own."""
     value = given.get("max-model-len")
     if value is None or value in ("auto", -1, "-1"):
         return shape.max_position_embeddings
     if isinstance(value, str):
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", value)
-        scale = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
-        value = round(float(match[1]) * scale[match[2]]) if match else value
+        length = parse_length(value)
+        value = value if length is None else length
     return _count({"max-model-len": value}, "max-model-len", 1)
 
 

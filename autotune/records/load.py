@@ -75,7 +75,7 @@ class RequestRecord:
         token_times_s: arrival of every chunk that carried at least one token, first to last.
         output_tokens: from `usage`; None when the server did not say.
         counted_tokens: token-carrying chunks seen by the client, the flagged fallback.
-        error: None for success, else one of the kinds in load/client.py.
+        error: None for success, else one of `load.reading.RequestError`.
     """
 
     index: int

@@ -9,18 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.load.reading import RequestError
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 from autotune.simulator.api_server import ApiJob, ApiServer
 from autotune.simulator.replica import Replica
 from autotune.simulator.scheduler import SimRequest, StepPlan
 from autotune.simulator.step_time import Coefficients
 
-REFUSED = "http_4xx"
-"""`RequestRecord.error` of a request that the server answers with 400: the word the load client uses."""
-
-DEADLINE = "deadline"
-"""`RequestRecord.error` of a request that was open when the level's time was up."""
-
+_REFUSED, _DEADLINE = str(RequestError.HTTP_4XX), str(RequestError.DEADLINE)
 _Serials = NDArray[np.int64]
 
 
@@ -114,7 +110,7 @@ class LevelRun:
         request, done = self._requests[position], self._done[position]
         refused = self._too_long(request)
         finished = done is not None and not refused
-        error = REFUSED if refused and done is not None else None if finished else DEADLINE
+        error = _REFUSED if refused and done is not None else None if finished else _DEADLINE
         return RequestRecord(
             index=request.index,
             scheduled_s=self._due[position],
@@ -129,9 +125,9 @@ class LevelRun:
             counted_tokens=len(times),
             wanted_output_tokens=request.output_tokens,
             finish_reason="length" if finished else None,
-            status=400 if error == REFUSED else 200 if times else None,
+            status=400 if error == _REFUSED else 200 if times else None,
             error=error,
-            message=f"longer than max_model_len ({self._max_model_len})" if error == REFUSED else None,
+            message=f"longer than max_model_len ({self._max_model_len})" if error == _REFUSED else None,
         )
 
     def _push(self, at: float, action: Callable[[float], None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from autotune.node.defaults import parse_length
 from autotune.records import Config, Value
 from autotune.simulator.server_faults import Faults, parse_faults
 
@@ -51,7 +51,6 @@ class ServerOptions:
     port: int
     api_key: str | None
     seed: int
-    api_servers: int | None
     kv_cache_memory_bytes: int | None
     load_format: str
     trust_remote_code: bool
@@ -103,7 +102,6 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str]) -> ServerOptions:
         port=args.port,
         api_key=args.api_key,
         seed=args.seed,
-        api_servers=args.api_server_count,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         load_format=args.load_format,
         trust_remote_code=args.trust_remote_code,
@@ -245,11 +243,10 @@ def _words_of(loaded: Any) -> list[str]:
 
 
 def _length(text: str) -> int:
-    """`8192`, `8k` (8,000) or `8K` (8,192), as vLLM reads it."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text)
-    if match is None:
+    length = parse_length(text)
+    if length is None:
         raise argparse.ArgumentTypeError(f"Invalid integer value: {text!r}")
-    return round(float(match[1]) * {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}[match[2]])
+    return length
 
 
 def _dashed(word: str) -> str:

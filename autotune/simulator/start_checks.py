@@ -29,7 +29,7 @@ class StartProblem:
         exception: what is raised, as the traceback's last line begins.
         message: the rest of that line; may have several lines.
         in_engine: raised by the engine process, which the API server then reports in a wrapper.
-        after_weights, after_profile: how far the start came.
+        after_weights: the start came as far as loading them.
     """
 
     failure: FailureClass
@@ -37,7 +37,6 @@ class StartProblem:
     message: str
     in_engine: bool = False
     after_weights: bool = False
-    after_profile: bool = False
 
 
 def config_problem(node: Node, shape: ModelShape, settings: ResolvedSettings) -> StartProblem | None:
@@ -84,7 +83,6 @@ def memory_problem(node: Node, settings: ResolvedSettings, estimate: MemoryEstim
             ),
             in_engine=True,
             after_weights=True,
-            after_profile=True,
         )
     if not estimate.fits:
         return _too_small(s, estimate)
@@ -132,7 +130,6 @@ def warmup_problem(settings: ResolvedSettings) -> StartProblem:
         ),
         in_engine=True,
         after_weights=True,
-        after_profile=True,
     )
 
 
@@ -165,7 +162,6 @@ def _too_small(s: ResolvedSettings, estimate: MemoryEstimate) -> StartProblem:
         ),
         in_engine=True,
         after_weights=True,
-        after_profile=True,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta, frame, serving, text, usage
 
-from autotune.errors import AutotuneError, InvalidOption
+from autotune.errors import InvalidOption
 from autotune.load.client import DriveOptions, Timeouts, calibrate, check_url, drive
 from autotune.load.datasets import plan_requests, render_prompt
 from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
@@ -483,6 +483,22 @@ class TestCalibration:
         assert sum(sent) / sum(asked) == pytest.approx(1, abs=0.02)
         assert max(abs(s / a - 1) for s, a in zip(sent, asked, strict=True)) < 0.06
 
+    async def test_a_server_that_does_not_answer_is_not_waited_for_long(self) -> None:
+        gone = asyncio.Event()
+
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.read(4096):
+                pass
+            writer.close()
+            await writer.wait_closed()
+            gone.set()
+
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with asyncio.timeout(5):
+                assert await calibrate(url, options(), deadline_s=0.2) is None
+                await gone.wait()
+
     async def test_no_tokenizer(self) -> None:
         async with serving(lambda _n, _b: Script()) as (url, _seen):
             assert await calibrate(url, options()) is None
@@ -501,5 +517,5 @@ class TestSockets:
 
     async def test_more_than_the_machine_allows_is_refused(self) -> None:
         _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with pytest.raises(AutotuneError, match="open files"):
+        with pytest.raises(InvalidOption, match="open files"):
             await drive("http://127.0.0.1:1", level(1, concurrency=hard), planned(1), options=options())

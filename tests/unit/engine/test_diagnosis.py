@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.engine.diagnosis import LogFollower, diagnose, remedies_for
+from autotune.engine.diagnosis import LogFollower, diagnose
 from autotune.engine.logs import MilestoneName
-from autotune.engine.remedies import LOW_THROUGHPUT, PREEMPTION
+from autotune.engine.remedies import LOW_THROUGHPUT, PREEMPTION, remedies_for
 from autotune.records import FailureClass
 
 DATA = Path(__file__).parents[2] / "data" / "logs"

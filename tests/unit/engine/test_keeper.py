@@ -266,14 +266,14 @@ def test_stat_line_with_a_hostile_name() -> None:
     line = (
         b"4242 (a) R 1 (b) c) S 17 4240 4239 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1000 2 18446744073709551615"
     )
-    assert parse_stat(line) == ProcStat(pid=4242, ppid=17, pgid=4240, sid=4239, state="S", started_ticks=987654)
+    assert parse_stat(line) == ProcStat(pid=4242, ppid=17, pgid=4240, state="S", started_ticks=987654)
 
 
 @given(st.lists(st.integers(min_value=0, max_value=30), max_size=30))
 def test_descendants_agree_with_walking_up(parents: list[int]) -> None:
     """Oracle: a process descends from the root when following its parents upwards reaches the root."""
     processes = {
-        pid: ProcStat(pid=pid, ppid=ppid, pgid=pid, sid=pid, state="S", started_ticks=0)
+        pid: ProcStat(pid=pid, ppid=ppid, pgid=pid, state="S", started_ticks=0)
         for pid, ppid in enumerate(parents, start=1)
     }
 

@@ -11,7 +11,8 @@ from autotune.engine.ports import LOOPBACK, NoFreePort, Ports
 
 
 def test_ports_can_be_bound_and_differ() -> None:
-    handed = Ports().fresh_many(20)
+    ports = Ports()
+    handed = [ports.fresh() for _ in range(20)]
     assert len(set(handed)) == 20
     for port in handed:
         with socket.socket() as server:
@@ -29,4 +30,5 @@ def test_a_used_port_is_not_handed_out_again() -> None:
 def test_an_occupied_port_is_not_chosen() -> None:
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
-        assert taken.getsockname()[1] not in Ports().fresh_many(50)
+        ports = Ports()
+        assert taken.getsockname()[1] not in [ports.fresh() for _ in range(50)]

@@ -110,7 +110,7 @@ def test_a_living_keeper_is_told_to_stop(tmp_path: Path, nothing_left: Callable[
 
 
 def stat(pid: int, *, ppid: int = 1, pgid: int | None = None) -> ProcStat:
-    return ProcStat(pid=pid, ppid=ppid, pgid=pgid or pid, sid=pgid or pid, state="S", started_ticks=pid)
+    return ProcStat(pid=pid, ppid=ppid, pgid=pgid or pid, state="S", started_ticks=pid)
 
 
 def proofs(

@@ -1,0 +1,53 @@
+"""Steering studies at moments that the end-to-end tests cannot hold still."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from autotune.cli import steer
+from autotune.errors import StudyBusy
+from autotune.records import ClockKind, EngineKind
+from autotune.store.folder import LockHolder
+from autotune.store.places import Places
+from autotune.store.repository import Store
+from autotune.store.study_record import StudySpec
+
+SPEC = StudySpec(
+    name="s",
+    seed=0,
+    engine=EngineKind.PROCESS,
+    simulated=False,
+    clock=ClockKind.WALL,
+    target_trials=3,
+    identity={"model": "m", "workload": "w", "node": "n"},
+)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    made = Places(root=tmp_path)
+    with Store.open(made.database) as store:
+        store.create_or_resume_study(SPEC)
+    return made
+
+
+def test_logs_of_a_study_without_a_trial_yet(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    for follow in (False, True):
+        steer.logs("s", follow=follow, studies_dir=places.root)
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert "no server log" in said.err
+
+
+def test_a_tuner_of_another_user_cannot_be_stopped(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int, signum: int) -> None:
+        raise PermissionError(pid, signum)
+
+    monkeypatch.setattr(os, "kill", refuse)  # a second user is more than a test may ask for
+    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
+    with places.folder("s").locked(me), pytest.raises(StudyBusy, match="another user"):
+        steer.stop("s", wait_s=0.0, studies_dir=places.root)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
-from autotune.records import Config, Value
+from autotune.records import Config
 from autotune.store.folder import DATABASE_NAME
 from autotune.yaml_input import existing_file, read_yaml
 
@@ -276,11 +276,6 @@ def find_study_file(name: str, folders: tuple[Path, ...]) -> Path:
     if name in known:
         return known[name]
     raise UnknownName("study", name, sorted(known), source="--file")
-
-
-def describe_value(value: Value) -> str:
-    """A flag's value as the plan prints it."""
-    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def shipped_studies() -> Path:

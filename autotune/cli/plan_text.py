@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from autotune.planning import StudyPlan
-from autotune.recipe import describe_value
-from autotune.records import Config
+from autotune.records import Config, Value
 from autotune.session import Target
 
 
@@ -36,7 +35,11 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
 
 
 def _flags(config: Config) -> str:
-    return " ".join(f"{name}={describe_value(value)}" for name, value in config)
+    return " ".join(f"{name}={_value(value)}" for name, value in config)
+
+
+def _value(value: Value) -> str:
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _command(plan: StudyPlan) -> str:

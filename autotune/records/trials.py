@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -73,6 +74,15 @@ class Trial:
         """p95 TTFT of the open-loop level, from the scheduled time: the latency objective."""
         found = self.result.of_role(LevelRole.TTFT) if self.result else None
         return found.ttft_s.p95 if found and found.ttft_s else None
+
+    @property
+    def objectives(self) -> tuple[Estimate, Estimate] | None:
+        """Throughput per GPU and p95 TTFT; None unless the trial was measured and both are finite and above 0."""
+        throughput, ttft = self.output_tok_s_per_gpu, self.ttft_p95_s
+        if not self.measured or throughput is None or ttft is None:
+            return None
+        usable = all(math.isfinite(one.value) and one.value > 0 for one in (throughput, ttft))
+        return (throughput, ttft) if usable else None
 
     @property
     def counted(self) -> bool:

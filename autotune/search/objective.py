@@ -45,21 +45,12 @@ class Point:
         return math.log(self.tok_s_per_gpu.value), math.log(self.ttft_p95_s.value)
 
 
-def objectives(trial: Trial) -> tuple[Estimate, Estimate] | None:
-    """Throughput per GPU and p95 TTFT; None unless the trial was measured and both are finite and above 0."""
-    throughput, ttft = trial.output_tok_s_per_gpu, trial.ttft_p95_s
-    if not trial.measured or throughput is None or ttft is None:
-        return None
-    usable = all(math.isfinite(one.value) and one.value > 0 for one in (throughput, ttft))
-    return (throughput, ttft) if usable else None
-
-
 def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
     """The measured configs, repeats of one config (same hash) joined, in order of their first trial."""
     found: dict[str, Point] = {}
     evidence: dict[str, list[tuple[Estimate, Estimate]]] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
-        pair = objectives(trial)
+        pair = trial.objectives
         if pair is None:
             continue
         key = trial.config.hash

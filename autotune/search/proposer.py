@@ -17,7 +17,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records import Config, Outcome, Trial, Value
-from autotune.search.objective import objectives, points
+from autotune.search.objective import points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled
 from autotune.search.space import SearchSpace
@@ -152,7 +152,7 @@ class Proposer:
 
     def _worst(self, history: Sequence[Trial]) -> tuple[float, float]:
         """Log objectives for infeasible configs: worse than the baseline, and never seen outside this study."""
-        measured = [pair for pair in map(objectives, history) if pair is not None]
+        measured = [trial.objectives for trial in history if trial.objectives is not None]
         if not measured:
             return math.log(REFERENCE_THROUGHPUT_SHARE), math.log(REFERENCE_TTFT_FACTOR)
         throughput, ttft = measured[0]

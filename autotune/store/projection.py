@@ -19,7 +19,6 @@ dominated by the baseline, so that no program that ignores constraints can take 
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
 import warnings
@@ -182,12 +181,9 @@ def placeholder_values(trials: Sequence[Trial]) -> tuple[float, float]:
 
 
 def _objectives(trial: Trial) -> tuple[float, float] | None:
-    """Both objectives, or None; Optuna takes an infinite value without a word and calls it best."""
-    throughput, ttft = trial.output_tok_s_per_gpu, trial.ttft_p95_s
-    if not trial.measured or throughput is None or ttft is None:
-        return None
-    values = (throughput.value, ttft.value)
-    return values if all(math.isfinite(value) and value > 0 for value in values) else None
+    """Both values, or None; Optuna takes an infinite one without a word and calls it best."""
+    pair = trial.objectives
+    return None if pair is None else (pair[0].value, pair[1].value)
 
 
 def _state_and_values(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ExitCode, InvalidOption
 from autotune.records import Config, Estimate, Outcome, Slo
-from autotune.search.objective import SLO_METRICS, objectives, parse_slo, points
+from autotune.search.objective import SLO_METRICS, parse_slo, points
 
 SAME = Config.of({"x": 7})
 
@@ -65,7 +65,7 @@ def test_what_an_slo_prints_is_read_back(metric, limit_ms):
 
 
 def test_objectives_are_per_gpu_and_from_the_right_levels():
-    found = objectives(samples.measured(0, (3800.0, 4000.0, 4400.0), 0.25, gpus=4))
+    found = samples.measured(0, (3800.0, 4000.0, 4400.0), 0.25, gpus=4).objectives
     assert found == (Estimate(value=1000.0, low=950.0, high=1100.0), Estimate(value=0.25))
 
 
@@ -82,7 +82,7 @@ def test_objectives_are_per_gpu_and_from_the_right_levels():
     ],
 )
 def test_no_objectives_is_none(trial):
-    assert objectives(trial) is None
+    assert trial.objectives is None
     assert points([trial]) == ()
 
 

@@ -136,7 +136,7 @@ FLAGS = (
     case(
         "flag-choice",
         (*REAL, "--vllm-command", SIMULATED_SERVER, "--", "--dtype", "bfloat61"),
-        ExitCode.UNKNOWN_FLAG,
+        ExitCode.INVALID_OPTION,
         "bfloat61",
         "bfloat16",
     ),

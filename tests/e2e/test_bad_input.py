@@ -43,7 +43,7 @@ def endings(
     chosen = {
         item.callspec.params["case"].name
         for item in request.session.items
-        if hasattr(item, "callspec") and "case" in item.callspec.params
+        if item.path == request.path and hasattr(item, "callspec") and "case" in item.callspec.params
     }
     with ThreadPoolExecutor(WORKERS) as pool:
         found = {}

@@ -375,6 +375,14 @@ def _level_failure(measurement: Measurement) -> Exception:
                 remedy="A config this slow is dominated; if all are, raise --level-deadline or lower --load.",
             )
         )
+    if kinds and kinds <= {RequestError.HTTP_AUTH}:
+        return _LevelFailed(
+            Failure(
+                kind=FailureClass.MODEL_ACCESS,
+                line=line,
+                remedies=("The server asks for an API key; set VLLM_API_KEY to the one that it accepts.",),
+            )
+        )
     if kinds and kinds <= {RequestError.HTTP_4XX}:
         return _LevelFailed(
             Failure(

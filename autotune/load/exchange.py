@@ -143,6 +143,8 @@ def classify(error: BaseException) -> tuple[RequestError, str]:
 def _status_error(status: int) -> RequestError:
     if status == 429:
         return RequestError.HTTP_429
+    if status in (401, 403):
+        return RequestError.HTTP_AUTH
     if 400 <= status < 500:
         return RequestError.HTTP_4XX
     if 500 <= status < 600:

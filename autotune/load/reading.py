@@ -28,6 +28,8 @@ class RequestError(StrEnum):
     """Why a request did not succeed. Nothing is retried: a retry would hide what the config did."""
 
     HTTP_429 = "http_429"
+    HTTP_AUTH = "http_auth"
+    """401 or 403: the server asks for an API key, or for another one."""
     HTTP_4XX = "http_4xx"
     HTTP_5XX = "http_5xx"
     REFUSED = "refused"

@@ -204,6 +204,8 @@ class TestFailures:
             (429, "http_429"),
             (503, "http_5xx"),
             (500, "http_5xx"),
+            (401, "http_auth"),
+            (403, "http_auth"),
             (404, "http_4xx"),
             (400, "http_4xx"),
             (302, "protocol"),

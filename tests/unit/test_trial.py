@@ -12,7 +12,17 @@ from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.fake import FakeEngine, Script
 from autotune.load.records_file import level_path, read_records
 from autotune.load.workloads import load_workload
-from autotune.records import Config, Failure, FailureClass, LevelRole, LoadLevel, LoadPlan, Outcome, Phase
+from autotune.records import (
+    STUDY_FATAL_CLASSES,
+    Config,
+    Failure,
+    FailureClass,
+    LevelRole,
+    LoadLevel,
+    LoadPlan,
+    Outcome,
+    Phase,
+)
 from autotune.trial import FixedLoad, TrialOrder, run_trial
 
 LOAD = LoadPlan(
@@ -187,6 +197,7 @@ async def test_death_under_load(tmp_path: Path, kind: FailureClass, outcome: Out
     ("error", "outcome", "kind"),
     [
         ("http_4xx", Outcome.INFEASIBLE, FailureClass.INVALID_COMBINATION),
+        ("http_auth", Outcome.FAULTED, FailureClass.MODEL_ACCESS),
         ("http_5xx", Outcome.FAULTED, FailureClass.CRASH),
         ("stalled", Outcome.FAULTED, FailureClass.HANG),
         ("deadline", Outcome.FAULTED, FailureClass.HANG),
@@ -200,6 +211,13 @@ async def test_requests_that_fail_are_no_figures(
     assert run.result.failure is not None
     assert run.result.failure.kind is kind
     assert error in (run.result.failure.line or "")
+
+
+async def test_a_server_that_wants_a_key_is_nothing_a_config_cures(tmp_path: Path) -> None:
+    run = await perform(engine_of(Script(error="http_auth")), order(tmp_path))
+    assert run.result.failure is not None
+    assert run.result.failure.kind in STUDY_FATAL_CLASSES
+    assert "VLLM_API_KEY" in " ".join(run.result.failure.remedies)
 
 
 async def test_a_config_too_slow_for_its_level_is_abandoned(tmp_path: Path) -> None:

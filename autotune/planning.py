@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.engine.command import VllmCommand, choose_command, question_words, resolve_command
@@ -214,7 +214,7 @@ def make_plan(
     kept, refused = require_feasible(space, node, shape, context)
     given = tuple(_checked_point(point, space, node, shape, context) for point in recipe.starting_points)
     points = given or starting_points(space, node, shape, context)
-    return StudyPlan(
+    plan = StudyPlan(
         recipe=recipe,
         engine=engine,
         node=node,
@@ -236,6 +236,15 @@ def make_plan(
         pick_rule=pick_rule,
         notes=(*notes, *shape_notes),
     )
+    return replace(plan, notes=plan.notes + _idle_gpus(plan))
+
+
+def _idle_gpus(plan: StudyPlan) -> tuple[str, ...]:
+    """GPUs that a layout leaves over are told: figures are per GPU used, and say nothing about those (A14, G5)."""
+    used, there = plan.gpus_of(plan.baseline), plan.node.gpu_count
+    if used >= there:
+        return ()
+    return (f"The baseline uses {used} of {there} GPUs, the others stay idle; figures are per GPU used.",)
 
 
 def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
-from autotune.errors import AutotuneError, StorageError, StudyFatal
+from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan
 from autotune.records import (
     STUDY_FATAL_CLASSES,
@@ -43,6 +43,10 @@ REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 """Before a trial is launched again; doubled each time, because what spoils an attempt (a busy GPU) often passes."""
+
+
+PICKS_REPEATED = 3
+"""Picks that are launched again, each as often as the recipe says, before the last one has to stand."""
 
 
 class StudyObserver(Protocol):
@@ -148,18 +152,27 @@ class StudyRun:
         return sum(trial.counted for trial in self._trials())
 
     async def _repeat(self) -> None:
-        """Launch the baseline and the pick again, to see drift and noise."""
-        for _ in range(self.plan.recipe.repeats):
+        """Launch the baseline and the pick again, to see drift and noise.
+
+        A repeat can change the pick; the new one is repeated as well, a few times at most, so that no pick rests on one
+        lucky launch.
+        """
+        wanted_runs = self.plan.recipe.repeats
+        for _ in range(wanted_runs * PICKS_REPEATED):
             trials = self._trials()
             chosen = self._pick(trials)
-            wanted = [0] if chosen is None else sorted({0, chosen.number})
-            for number in wanted:
-                original = next((trial for trial in trials if trial.number == number), None)
-                if original is None or not original.measured:
-                    continue
-                done = sum(1 for trial in self._trials() if trial.repeat_of == number)
-                if done < self.plan.recipe.repeats:
-                    await self._perform(original.config, Origin.REPEAT, repeat_of=number)
+            numbers = {0} if chosen is None else {0, chosen.number}
+            lacking = [
+                trial
+                for trial in trials
+                if trial.number in numbers
+                and trial.measured
+                and sum(1 for other in trials if other.repeat_of == trial.number) < wanted_runs
+            ]
+            if not lacking:
+                return
+            for original in lacking:
+                await self._perform(original.config, Origin.REPEAT, repeat_of=original.number)
 
     # --- one trial --------------------------------------------------------------------------------------------------
 
@@ -257,10 +270,24 @@ class StudyRun:
             raise
         if run.argv:
             self.store.record_argv(name, trial.number, attempt, run.argv)
+        self._check_version(trial.number, attempt, run.result)
         if self.store.get_load_plan(name) is None and run.load and run.result.outcome is Outcome.MEASURED:
             self.store.set_load_plan(name, run.load)
             self.observer.note(_describe_load(run.load))
         return attempt, run
+
+    def _check_version(self, number: int, attempt: int, result: TrialResult) -> None:
+        """All trials of a study have one vLLM; a container's image, say, tells its version only once it runs.
+
+        Raises:
+            StudyMismatch: this server told another version than the trials before; the trial stays open.
+        """
+        told = result.facts.vllm_version if result.facts else None
+        facts = (trial.result.facts for trial in self._trials() if trial.result)
+        before = next((found.vllm_version for found in facts if found and found.vllm_version), None)
+        if told is not None and before is not None and told != before:
+            self.store.interrupt_attempt(self.study.name, number, attempt)
+            raise StudyMismatch(self.study.name, (("vllm_version", before, told),))
 
 
 @dataclass(slots=True)

@@ -19,6 +19,8 @@ from autotune.records import (
     ServerFacts,
 )
 
+FAKE_ARGV = ("fake-server",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
@@ -55,6 +57,7 @@ class FakeEngine:
     kind: EngineKind = EngineKind.SIMULATED
     clock: ClockKind = ClockKind.VIRTUAL
     now_s: float = 0.0
+    version: str = "fake"
     launched: list[Config] = field(default_factory=list)
     stopped: int = 0
 
@@ -76,9 +79,9 @@ class FakeEngine:
         await asyncio.sleep(0)
         self.now_s += script.start_s
         if script.launch_failure is not None:
-            raise LaunchFailed(script.launch_failure)
+            raise LaunchFailed(script.launch_failure, argv=FAKE_ARGV)
         on_milestone(Milestone(name="server ready", at_s=script.start_s))
-        return FakeServer(engine=self, script=script)
+        return FakeServer(engine=self, script=script, facts=ServerFacts(vllm_version=self.version, simulated=True))
 
 
 @dataclass
@@ -87,8 +90,8 @@ class FakeServer:
 
     engine: FakeEngine
     script: Script
-    facts: ServerFacts = field(default_factory=lambda: ServerFacts(vllm_version="fake", simulated=True))
-    argv: tuple[str, ...] = ("fake-server",)
+    facts: ServerFacts
+    argv: tuple[str, ...] = FAKE_ARGV
 
     async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
         """Closed loops refill a slot when it comes free; open loops keep their schedule."""

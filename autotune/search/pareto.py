@@ -86,8 +86,10 @@ def pick(
 
     With an SLO: the highest throughput whose p95 TTFT meets it, judged by the interval's upper bound if there is one.
     Without: by `rule`. The knee is, among the front's trials that are no worse than the baseline in either objective
-    (within its interval), the one with the largest product of log gains; where there is none, the front's point
-    furthest from the chord between its ends, in log space. Ties: lower TTFT, then lower number.
+    (within its interval), or on the whole front where no other one is, the trial that alone gives the largest
+    hypervolume: the product of both log distances from `reference_of` the baseline. (The product of the gains over the
+    baseline itself would be decided by noise where one of them is near 0.) Without a baseline it is the point furthest
+    from the chord between the front's ends, in log space. Ties: lower TTFT, then lower number.
 
     Args:
         baseline: what gains are counted against; trial 0 when it is not given.
@@ -141,28 +143,32 @@ def _judged_s(ttft: Estimate) -> tuple[float, str]:
 
 
 def _pick_knee(on_front: Sequence[Point], base: Point | None) -> Pick:
-    better = [] if base is None else [p for p in on_front if p is not base and _no_worse(p, base)]
-    if base is not None and better:
-        best = min(better, key=lambda p: (*_negated_gains(p, base), p.ttft_p95_s.value, p.number))
+    if base is None:
+        best = min(on_front, key=lambda p: (-_bulge(p, on_front), p.ttft_p95_s.value, p.number))
+        why = "where more throughput begins to cost more TTFT than before"
         return _made(
             best,
             base,
             PickRule.KNEE,
-            f"the best balance of the {_count(len(better), 'config')} of the front that are no worse than the baseline "
-            f"in either figure: {_figures(best)}",
+            f"the knee of the front, {why}: {_figures(best)} (the baseline has no figures to compare with)",
         )
-    best = min(on_front, key=lambda p: (-_bulge(p, on_front), p.ttft_p95_s.value, p.number))
-    why = (
-        "the baseline has no figures to compare with"
-        if base is None
-        else "no config of the front matches the baseline in both figures"
-    )
-    return _made(
-        best,
-        base,
-        PickRule.KNEE,
-        f"the knee of the front, where more throughput begins to cost more TTFT than before: {_figures(best)} ({why})",
-    )
+    no_worse = [point for point in on_front if _no_worse(point, base)]
+    others = [point for point in no_worse if point is not base]
+    chosen = no_worse if others else on_front
+    reference = reference_of(base)
+    best = min(chosen, key=lambda p: (-_alone(p, reference), p.ttft_p95_s.value, p.number))
+    if others:
+        among = f"{_count(len(others), 'config')} of the front no worse than the baseline (within its interval)"
+    else:
+        among = f"{_count(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"
+    return _made(best, base, PickRule.KNEE, f"the best balance of {among}: {_figures(best)}")
+
+
+def _alone(point: Point, reference: tuple[float, float]) -> float:
+    """Hypervolume of a front of this point only; beyond the reference, minus how far, so that the nearest wins."""
+    throughput = point.logs[0] - math.log(reference[0])
+    ttft = math.log(reference[1]) - point.logs[1]
+    return throughput * ttft if throughput > 0 and ttft > 0 else min(throughput, 0.0) + min(ttft, 0.0)
 
 
 def _no_worse(point: Point, base: Point) -> bool:
@@ -170,17 +176,6 @@ def _no_worse(point: Point, base: Point) -> bool:
     return point.tok_s_per_gpu.value >= (base.tok_s_per_gpu.value if floor is None else floor) and (
         point.ttft_p95_s.value <= (base.ttft_p95_s.value if ceiling is None else ceiling)
     )
-
-
-def _negated_gains(point: Point, base: Point) -> tuple[float, float]:
-    """Minus the product of both log gains, then minus their sum.
-
-    A gain below 0 (worse, but within the baseline's interval) counts as none, or two of them would make a product above
-    0; the sum ranks those that gain in one figure only.
-    """
-    throughput = point.logs[0] - base.logs[0]
-    ttft = base.logs[1] - point.logs[1]
-    return -max(throughput, 0.0) * max(ttft, 0.0), -(throughput + ttft)
 
 
 def _bulge(point: Point, on_front: Sequence[Point]) -> float:
@@ -217,7 +212,24 @@ def _against(best: Point, base: Point | None) -> str:
         return "; this is the baseline itself"
     throughput = best.tok_s_per_gpu.value / base.tok_s_per_gpu.value - 1
     ttft = best.ttft_p95_s.value / base.ttft_p95_s.value - 1
-    return f"; {throughput:+.0%} throughput and {ttft:+.0%} p95 TTFT against the baseline"
+    text = f"; {throughput:+.0%} throughput and {ttft:+.0%} p95 TTFT against the baseline"
+    if _overlap(best.tok_s_per_gpu, base.tok_s_per_gpu) and _overlap(best.ttft_p95_s, base.ttft_p95_s):
+        text += ", both within the noise: vLLM's defaults may be as good here"
+    return text
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    """Whether two figures cannot be told apart; one without an interval is taken as exact."""
+    low, high = _bounds(one)
+    other_low, other_high = _bounds(other)
+    return low <= other_high and other_low <= high
+
+
+def _bounds(figure: Estimate) -> tuple[float, float]:
+    return (
+        figure.value if figure.low is None else figure.low,
+        figure.value if figure.high is None else figure.high,
+    )
 
 
 def _figures(point: Point) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ _PARAMETER_NAME = r"^(env:[A-Za-z_][A-Za-z0-9_]*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$"
 
 _MANAGED = MANAGED_FLAGS | {"served-model-name"}  # a name that differs from trial to trial is of use to nobody
 _SECRET = SECRET_FLAGS.keys() | {"env:HF_TOKEN", "env:HUGGING_FACE_HUB_TOKEN", "env:VLLM_API_KEY"}
+
+MAX_COMBINATIONS = 1_000_000
+"""Every config is judged by the rules before a study begins: about 50,000 a second."""
 
 _Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
 
@@ -165,6 +169,9 @@ def _as_space(content: object, file: str) -> SearchSpace:
     for name in parsed.parameters.keys() & fixed.keys():
         raise InvalidFile(file, f"fixed.{name}", fixed[name], "a flag that is not searched under parameters as well")
     parameters = [_as_parameter(name, entry, file) for name, entry in parsed.parameters.items()]
+    combinations = math.prod(len(parameter.choices) for parameter in parameters)
+    if combinations > MAX_COMBINATIONS:
+        raise InvalidFile(file, "parameters", f"{combinations:,} combinations", f"at most {MAX_COMBINATIONS:,} of them")
     return SearchSpace(
         name=parsed.name,
         description=parsed.description,

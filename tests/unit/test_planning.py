@@ -70,7 +70,7 @@ def test_without_a_gpu_the_default_node_is_simulated_and_said(here: Surroundings
 def test_a_named_node_is_simulated_without_a_word_about_gpus(here: Surroundings) -> None:
     plan = plan_of(here, node="4xA100-80GB-NVLink")
     assert plan.node.gpu_count == 4
-    assert plan.notes == ()
+    assert plan.notes == ("The baseline uses 1 of 4 GPUs, the others stay idle; figures are per GPU used.",)
 
 
 def test_length_comes_from_the_workload_not_from_the_model_card(here: Surroundings) -> None:

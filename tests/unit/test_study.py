@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autotune.engine.fake import FakeEngine, Script
-from autotune.errors import StudyFatal
+from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
+from autotune.errors import StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import Recipe
 from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Trial
@@ -143,6 +143,7 @@ def test_an_infeasible_config_is_stored_with_its_reason_and_counts(tmp_path: Pat
 
     outcome, engine = finished(tmp_path, script, trials=7)
     infeasible = [t for t in outcome.trials if t.result and t.result.outcome is Outcome.INFEASIBLE]
+    assert all(trial.argv == FAKE_ARGV for trial in infeasible)
     assert len(infeasible) == 2
     assert all(t.result and t.result.failure == TOO_SMALL for t in infeasible)
     assert not set(outcome.front) & {t.number for t in infeasible}
@@ -285,6 +286,20 @@ def test_a_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path
     with Store.open(parts / "autotune.db") as store:
         got = store.trials("s")
     assert [t.config for t in got] == [t.config for t in expected.trials]
+
+
+def test_another_vllm_under_way_is_refused_and_its_trial_stays_open(tmp_path: Path) -> None:
+    # As when a container's tag was moved: nothing before the launch can tell.
+    finished(tmp_path, speeds, trials=2)
+    engine = FakeEngine(script=speeds, version="0.99")
+    with study_run(tmp_path, engine, trials=2) as (run, _):
+        run.store.set_target("s", 3)
+        run.study = run.store.study("s")
+        with pytest.raises(StudyMismatch) as caught:
+            asyncio.run(run.run())
+        assert caught.value.differences == (("vllm_version", "fake", "0.99"),)
+        assert run.store.trials("s")[-1].result is None
+    assert engine.stopped == 1
 
 
 async def _only(run: StudyRun, count: int) -> None:

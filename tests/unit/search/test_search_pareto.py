@@ -164,7 +164,7 @@ FRONT = [
     [
         (PickRule.THROUGHPUT, 4, "highest throughput: 2,000"),
         (PickRule.LATENCY, 2, "lowest p95 TTFT"),
-        (PickRule.KNEE, 2, "best balance of the 3 configs of the front"),
+        (PickRule.KNEE, 2, "best balance of 3 configs of the front"),
     ],
 )
 def test_rules(rule, number, words):
@@ -177,9 +177,27 @@ def test_the_knee_may_be_within_the_baselines_interval():
     baseline = samples.measured(0, (980.0, 1000.0, 1020.0), (0.18, 0.2, 0.22))
     trials = [baseline, samples.measured(1, 1300.0, 0.21), samples.measured(2, 1500.0, 0.23)]
     assert picked(trials).number == 1
-    # Without the interval nobody is as good in both, and the chord decides.
+    # Without the interval nobody is as good in both, and the whole front is asked. From (500, 0.8):
+    # ln(1500/500) ln(0.8/0.23) = 1.37, ln(1300/500) ln(0.8/0.21) = 1.28, the baseline ln 2 ln 4 = 0.96.
     trials[0] = samples.measured(0, 1000.0, 0.2)
-    assert "knee of the front" in picked(trials).reason
+    found = picked(trials)
+    assert found.number == 2
+    assert "none of which matches the baseline" in found.reason
+
+
+def test_a_gain_near_nothing_does_not_decide():
+    # One percent of throughput is not worth 60 % of TTFT: from (108, 14.8), ln(217/108) ln(14.8/1.5) = 1.60 and
+    # ln(219/108) ln(14.8/2.4) = 1.29.
+    trials = [samples.measured(0, 216.0, 3.7), samples.measured(1, 217.0, 1.5), samples.measured(2, 219.0, 2.4)]
+    assert picked(trials).number == 1
+
+
+def test_a_gain_within_the_noise_is_said():
+    baseline = samples.measured(0, (980.0, 1000.0, 1020.0), (0.18, 0.2, 0.22))
+    near = samples.measured(1, (990.0, 1010.0, 1030.0), (0.17, 0.19, 0.21))
+    assert "within the noise" in picked([baseline, near]).reason
+    far = samples.measured(1, (1190.0, 1210.0, 1230.0), (0.17, 0.19, 0.21))
+    assert "within the noise" not in picked([baseline, far]).reason
 
 
 def test_gains_below_zero_in_both_are_no_gain():

@@ -176,3 +176,10 @@ def test_iteration_against_a_slow_oracle(choices: list[list[int | str | float]],
     )
     assert list(space) == list(expected)
     assert space.size == len(expected)
+
+
+def test_a_space_too_large_to_be_judged_is_refused() -> None:
+    values = ", ".join(str(value) for value in range(101))
+    text = "name: s\nparameters:\n" + "".join(f"  flag-{i}: {{choices: [{values}]}}\n" for i in range(3))
+    with pytest.raises(InvalidFile, match="1,030,301 combinations"):
+        parse_space(text, file="f")

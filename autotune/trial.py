@@ -155,6 +155,7 @@ async def run_trial(
         return TrialRun(
             result=_ended(failed.failure, engine.clock, timeline, facts=failed.facts),
             load=order.load,
+            argv=failed.argv,
         )
     session = _Session(engine.clock, server, order, timeline, observer)
     try:

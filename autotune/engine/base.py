@@ -82,12 +82,17 @@ class DriveResult:
 
 
 class LaunchFailed(Exception):
-    """The server never became ready. Everything it started is already gone when this is raised."""
+    """The server never became ready. Everything it started is already gone when this is raised.
 
-    def __init__(self, failure: Failure, facts: ServerFacts | None = None) -> None:
+    Attributes:
+        argv: the command line as launched, secrets taken out; empty when the launch ended before there was one.
+    """
+
+    def __init__(self, failure: Failure, facts: ServerFacts | None = None, argv: Sequence[str] = ()) -> None:
         super().__init__(f"{failure.kind}: {failure.line or 'no line in the log says why'}")
         self.failure = failure
         self.facts = facts
+        self.argv = tuple(argv)
 
 
 class ServerDied(Exception):

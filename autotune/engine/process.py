@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerIdentity
-from autotune.engine.command import VllmCommand, server_argv
+from autotune.engine.command import VllmCommand, server_argv, shown_argv
 from autotune.engine.flags import AcceptedFlags, to_argv, to_env
 from autotune.engine.gpu_memory import GpuGuard, gpus_busy
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
@@ -113,9 +113,9 @@ class ProcessEngine:
         except ServerNotStarted as error:
             raise VllmCommandError(f"cannot run the server command {settings.command.text!r}: {error.text}") from error
         except KeeperLost as error:
-            raise LaunchFailed(_failure(FailureClass.CRASH, line=str(error))) from error
+            raise LaunchFailed(_failure(FailureClass.CRASH, line=str(error)), argv=shown_argv(order.argv)) from error
         except _NotReady as error:
-            raise await self._cleared_up(plan, running, error) from error
+            raise await self._cleared_up(plan, running, error, shown_argv(order.argv)) from error
         except BaseException:
             # Cancelled, or the caller could not store the identity: nothing may run on.
             await running.stop(settings.grace_s if started else 0.0)
@@ -244,7 +244,9 @@ class ProcessEngine:
             self._calibration = (await calibrate(base_url, self._settings.load.options(model, None)),)
         return self._calibration[0]
 
-    async def _cleared_up(self, plan: LaunchPlan, running: RunningServer, why: _NotReady) -> LaunchFailed:
+    async def _cleared_up(
+        self, plan: LaunchPlan, running: RunningServer, why: _NotReady, argv: tuple[str, ...]
+    ) -> LaunchFailed:
         """Stop everything, then say why the start failed."""
         report = await running.stop(self._settings.grace_s)
         failure = why.failure
@@ -259,7 +261,8 @@ class ProcessEngine:
         left: list[tuple[str, Value]] = [("gpu_memory_held", str(gpu)) for gpu in held]
         if report.remaining:
             left.append(("remaining_pids", ", ".join(map(str, report.remaining))))
-        return LaunchFailed(replace(failure, facts=failure.facts + tuple(left)), _some(running.facts_so_far()))
+        failure = replace(failure, facts=failure.facts + tuple(left))
+        return LaunchFailed(failure, _some(running.facts_so_far()), argv)
 
 
 class _NotReady(Exception):

@@ -130,7 +130,7 @@ class ProcessServer:
             if report.remaining:
                 stuck = ("remaining_pids", ", ".join(map(str, report.remaining)))
                 failure = replace(failure, facts=(*failure.facts, stuck))
-            raise LaunchFailed(failure, self._facts)
+            raise LaunchFailed(failure, self._facts, self._argv)
         return self._now() - begun
 
     async def _watch(self, abort: asyncio.Event, during: list[Metrics]) -> None:

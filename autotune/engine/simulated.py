@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerIdentity
+from autotune.engine.command import shown_argv
 from autotune.engine.flags import to_argv
 from autotune.engine.logs import MilestoneName
 from autotune.engine.remedies import remedies_for
@@ -88,13 +89,13 @@ class SimulatedEngine:
         ):
             self.advance(seconds)
             on_milestone(Milestone(name=name, at_s=self._now_s - begun))
+        argv = shown_argv(("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args))
         problem = config_problem(self.node, self.shape, settings) or memory_problem(self.node, settings, memory)
         if problem is not None:
-            raise LaunchFailed(_refused(problem, settings, memory), facts)
+            raise LaunchFailed(_refused(problem, settings, memory), facts, argv)
         self.advance(graphs_s + READY_S)
         on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
         simulation = Simulation(self.node, self.shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
-        argv = ("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args)
         return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
 
     def _launch_seed(self, plan: LaunchPlan) -> int:

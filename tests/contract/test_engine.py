@@ -204,6 +204,7 @@ async def test_a_config_that_cannot_start_fails_with_its_root_cause(adapter: Ada
     failure = caught.value.failure
     assert failure.kind is FailureClass.KV_CACHE_TOO_SMALL
     assert failure.line
+    assert caught.value.argv
     assert 131072 in dict(failure.facts).values()
 
 

@@ -181,9 +181,10 @@ async def test_a_start_that_ends(
 ) -> None:
     words = ("--fake-exit-at", "4", "--fake-text", text, f"--fake-status={status}")
     with pytest.raises(LaunchFailed) as caught:
-        await bench.launch(*words, "--fake-worker", "new", "--fake-worker", "same")
+        await bench.launch(*words, "--fake-worker", "new", "--fake-worker", "same", "--api-key", "sesame")
     assert caught.value.failure.kind is kind
     assert caught.value.failure.exit_status == status
+    assert caught.value.argv[-2:] == ("--api-key", "<redacted>")
     assert nothing_left(bench.marker, 0.0)
 
 

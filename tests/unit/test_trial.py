@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
-from autotune.engine.fake import FakeEngine, Script
+from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.load.records_file import level_path, read_records
 from autotune.load.workloads import load_workload
 from autotune.records import (
@@ -169,6 +169,7 @@ async def test_a_refused_launch_is_infeasible_and_nothing_is_stopped_twice(tmp_p
     run = await perform(engine, order(tmp_path), watcher)
     assert run.result.outcome is Outcome.INFEASIBLE
     assert run.result.failure == TOO_SMALL
+    assert run.argv == FAKE_ARGV
     assert watcher.phases == [Phase.LAUNCHING, Phase.ENDED]
     assert engine.stopped == 0
 

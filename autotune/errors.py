@@ -147,7 +147,9 @@ class NoFeasibleConfig(BadInput):
     exit_code = ExitCode.NO_FEASIBLE_CONFIG
 
     def __init__(self, subject: str, node: str, reasons: Sequence[tuple[str, int]], *, hint: str = "") -> None:
-        lines = "\n".join(f"  {count} configs: {reason}" for reason, count in reasons[:8])
+        lines = "\n".join(
+            f"  {count} {'config' if count == 1 else 'configs'}: {reason}" for reason, count in reasons[:8]
+        )
         super().__init__(f"{subject} has no config that can start on {node}:\n{lines}", hint=hint)
         self.subject, self.node, self.reasons = subject, node, tuple(reasons)
 

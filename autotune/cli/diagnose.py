@@ -31,6 +31,8 @@ def diagnose(
     from autotune.engine.diagnosis import diagnose as diagnosis_of
 
     diagnosis = diagnosis_of(_chunks(file), exit_status)
+    if diagnosis.line is None and not diagnosis.milestones:
+        typer.echo(f"autotune: {file} holds no line of a vLLM server that is known here", err=True)
     if as_json:
         typer.echo(json.dumps(diagnosis.as_json_dict(), indent=2))
         return

@@ -68,6 +68,48 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What is shown of a trial.
+
+    Attributes:
+        runs: launches that the figures are means of; 0 for a trial that was not measured.
+        output_tok_s: all GPUs of the config together.
+    """
+
+    runs: int
+    output_tok_s: Estimate | None
+    output_tok_s_per_gpu: Estimate | None
+    ttft_p95_s: Estimate | None
+
+
+def own_figures(trial: Trial) -> Figures:
+    """Those of its own launch, for lists in which every launch stands by itself."""
+    return Figures(
+        runs=int(trial.measured),
+        output_tok_s=trial.output_tok_s,
+        output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
+        ttft_p95_s=trial.ttft_p95_s,
+    )
+
+
+def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
+    """Those that front and pick are decided by: over all measured launches of its config among `trials`.
+
+    A trial without objectives has only its own.
+    """
+    point = next((point for point in points(trials) if trial.number in point.numbers), None)
+    if point is None:
+        return own_figures(trial)
+    totals = [one.output_tok_s for one in trials if one.number in point.numbers and one.output_tok_s is not None]
+    return Figures(
+        runs=len(point.numbers),
+        output_tok_s=_joined(totals),
+        output_tok_s_per_gpu=point.tok_s_per_gpu,
+        ttft_p95_s=point.ttft_p95_s,
+    )
+
+
 def _joined(estimates: Sequence[Estimate]) -> Estimate:
     """The mean of repeats. Its interval spans all of theirs: runs differ by more than each one's own noise shows."""
     if len(estimates) == 1:

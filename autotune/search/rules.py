@@ -109,7 +109,7 @@ def feasible(
     for config in space:
         violations = check(config, node, shape, context)
         if violations:
-            reasons[f"{violations[0].rule}: {violations[0].reason}"] += 1
+            reasons[violations[0].reason] += 1
         else:
             kept.append(config)
     return tuple(kept), tuple(reasons.most_common())
@@ -165,6 +165,14 @@ def _flag_rules(config: Config, accepted: AcceptedFlags | None) -> Iterator[Viol
 
 def _gpu_rules(settings: ResolvedSettings, node: Node) -> Iterator[Violation]:
     if not node.gpus:
+        if settings.gpus > 1:
+            yield Violation(
+                rule="G5",
+                reason="TP x PP x DP above 1 needs GPUs, and none is visible",
+                text=f"TP {settings.tensor_parallel} x PP {settings.pipeline_parallel} x DP {settings.data_parallel} "
+                f"= {settings.gpus} GPUs, none is visible",
+                remedy="leave the parallel sizes at 1, or check --gpus and CUDA_VISIBLE_DEVICES",
+            )
         return
     if settings.gpus > node.gpu_count:
         yield Violation(

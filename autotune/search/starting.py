@@ -181,7 +181,7 @@ def _reasons(node: Node, shape: ModelShape, context: RuleContext) -> list[tuple[
         cut = length is not None and length < shape.max_position_embeddings and "max-model-len" not in fixed
         extra: dict[str, Value] = {"max-model-len": length} if cut else {}
         for violation in check(Config.of({**layout.flags(), **extra}), node, shape, context)[:1]:
-            text = f"{violation.rule}: {violation.text}"
+            text = violation.text
             counts[text] = counts.get(text, 0) + 1
     return sorted(counts.items(), key=lambda item: -item[1])
 

@@ -99,7 +99,7 @@ def test_configs_that_end_up_as_the_same_server_are_one(here: Surroundings, spac
 def test_what_cannot_start_is_counted_by_reason(here: Surroundings, space: str) -> None:
     plan = plan_of(here, space=space)
     assert len(plan.feasible) == 2
-    assert plan.refused == (("G5: TP x PP x DP is more GPUs than are visible", 2),)
+    assert plan.refused == (("TP x PP x DP is more GPUs than are visible", 2),)
 
 
 def test_a_space_without_a_feasible_config(here: Surroundings, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_feasible_counts_each_config_once() -> None:
     configs, reasons = feasible(space, node, LLAMA_8B, context)
     assert len(configs) + sum(count for _, count in reasons) == space.size
     # Layouts of at most 2 GPUs: 1x1x1, 2x1x1, 1x2x1, 1x1x2 of 4 x 3 x 4; the rest is G5.
-    assert dict(reasons)["G5: TP x PP x DP is more GPUs than are visible"] == space.size // 48 * 44
+    assert dict(reasons)["TP x PP x DP is more GPUs than are visible"] == space.size // 48 * 44
     assert all(not check(config, node, LLAMA_8B, context) for config in configs[:50])
     kept = set(configs)
     assert [c for c in space if c in kept] == list(configs)
@@ -155,8 +155,8 @@ def test_a_space_without_a_feasible_config() -> None:
         require_feasible(space, parse_node_name("2xL4-24GB"), LLAMA_70B)
     assert caught.value.exit_code is ExitCode.NO_FEASIBLE_CONFIG
     assert dict(caught.value.reasons) == {
-        "G34: weights and activations do not fit the GPU": 2,
-        "G5: TP x PP x DP is more GPUs than are visible": 1,
+        "weights and activations do not fit the GPU": 2,
+        "TP x PP x DP is more GPUs than are visible": 1,
     }
     assert len(require_feasible(space, parse_node_name("2xL4-24GB"), None)[0]) == 2
     fixed = replace(space, fixed=(("data-parallel-size", 2),))
@@ -176,3 +176,9 @@ def test_what_passes_divides_and_is_there(tp: int, pp: int, dp: int, gpus: int, 
         assert shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
         # Weights alone, by hand, within 92 % of the GPU.
         assert shape.weight_bytes / (tp * pp) < 0.94 * 139.8 * GIB
+
+
+def test_without_a_gpu_parallel_sizes_stay_at_one() -> None:
+    assert not check(Config.of({"tensor-parallel-size": 1}), CPU, None)
+    (found,) = check(Config.of({"tensor-parallel-size": 2}), CPU, None)
+    assert (found.rule, found.reason) == ("G5", "TP x PP x DP above 1 needs GPUs, and none is visible")

@@ -68,6 +68,7 @@ def promote(
             name=name or study,
             created_at=datetime.now(UTC),
             autotune_version=__version__,
+            figures=view.joined(chosen),
             allow_simulated=allow_simulated,
             port=port,
             bind=bind,

@@ -23,6 +23,7 @@ from autotune.records import (
     TrialResult,
     Value,
 )
+from autotune.search.objective import Figures, own_figures
 
 ASSUMED_VLLM_VERSION = "0.32.0"
 """Stands in for a simulated trial's missing version, and the artefacts say that it was assumed."""
@@ -62,6 +63,7 @@ class Provenance:
     Attributes:
         created_at: UTC-aware.
         version_measured: False when the vLLM version was assumed or given by hand.
+        runs: launches of the config that the figures are means of.
         resolved: what the server itself said; vLLM's defaults drift between versions, so it stands in the file.
     """
 
@@ -74,6 +76,7 @@ class Provenance:
     created_at: datetime
     simulated: bool
     version_measured: bool
+    runs: int
     output_tok_s: Estimate | None
     output_tok_s_per_gpu: Estimate | None
     ttft_p95_s: Estimate | None
@@ -140,6 +143,7 @@ def deployment_from(
     name: str,
     created_at: datetime,
     autotune_version: str,
+    figures: Figures | None = None,
     allow_simulated: bool = False,
     port: int = 8000,
     bind: str = "127.0.0.1",
@@ -155,6 +159,7 @@ def deployment_from(
         name: of the deployment, e.g. `prod-chat`.
         created_at: now, UTC-aware.
         autotune_version: of this program.
+        figures: of all launches of its config; those of the trial's own launch when not given.
         allow_simulated: promote figures that no server produced.
         port: 1..65535.
         bind: where the port is published. vLLM asks for no password by default, so loopback.
@@ -199,6 +204,7 @@ def deployment_from(
         provenance=_provenance(
             study,
             trial,
+            figures or own_figures(trial),
             autotune_version=autotune_version,
             created_at=created_at,
             simulated=simulated,
@@ -210,6 +216,7 @@ def deployment_from(
 def _provenance(
     study: StudyFacts,
     trial: Trial,
+    figures: Figures,
     *,
     autotune_version: str,
     created_at: datetime,
@@ -226,9 +233,10 @@ def _provenance(
         created_at=created_at,
         simulated=simulated,
         version_measured=version_measured,
-        output_tok_s=trial.output_tok_s,
-        output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
-        ttft_p95_s=trial.ttft_p95_s,
+        runs=figures.runs,
+        output_tok_s=figures.output_tok_s,
+        output_tok_s_per_gpu=figures.output_tok_s_per_gpu,
+        ttft_p95_s=figures.ttft_p95_s,
         resolved=trial.result.facts if trial.result else None,
         caveats=tuple(caveat.text for caveat in trial.caveats),
     )

@@ -90,6 +90,8 @@ def figure_lines(deployment: Deployment) -> tuple[str, ...]:
         f"{mark:<11} output {_rate(facts.output_tok_s)}, per GPU {_rate(facts.output_tok_s_per_gpu)}",
         f"{mark:<11} TTFT p95 {_seconds(facts.ttft_p95_s)}",
     ]
+    if facts.runs > 1:
+        lines.append(f"{mark:<11} {facts.runs} runs; the figures are their means, the intervals span all of them")
     if deployment.startup_s is not None:
         lines.append(f"{mark:<11} start {format_seconds(deployment.startup_s)}")
     resolved = facts.resolved

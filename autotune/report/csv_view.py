@@ -16,7 +16,10 @@ _FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s")
 
 
 def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
-    """RFC 4180 text with a header. Empty is missing; times are seconds; text that looks like a formula is disarmed."""
+    """RFC 4180 text with a header. Empty is missing; times are seconds; text that looks like a formula is disarmed.
+
+    Every launch has its own figures; launches of one config share their `config_hash`.
+    """
     names = sorted({name for trial in trials for name, _ in trial.config})
     head = ["study", "trial", "simulated", "engine", "outcome", "reason", "on_front", "is_pick", "gpus", "config_hash"]
     for figure in _FIGURES:

@@ -20,9 +20,10 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from autotune.records import Estimate, Outcome, Trial
+from autotune.records import Estimate, Outcome
 from autotune.report.view import StudyView
 from autotune.report.wording import gain, printable
+from autotune.search.objective import Point, points
 from autotune.units import format_seconds
 
 WIDTH_IN, HEIGHT_IN, DPI = 9.0, 5.8, 144
@@ -90,7 +91,7 @@ def svg_text(view: StudyView, theme: Theme = LIGHT) -> str:
 
 def description(view: StudyView) -> str:
     """The picture in words, for those who do not see it."""
-    front = view.front_trials
+    front = _front(view, points(view.trials))
     if not front:
         return "No trial was measured yet."
     fast, most = front[0], front[-1]
@@ -121,7 +122,7 @@ def _draw(view: StudyView, theme: Theme) -> Figure:
     figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), facecolor=theme.paper or "none")
     axes = figure.add_axes((0.09, 0.165, 0.88, 0.655))
     axes.set_facecolor("none")
-    measured = [trial for trial in view.trials if trial.measured]
+    measured = points(view.trials)
     figure.text(0.09, 0.945, _shown(f"{view.name}"), fontsize=14, fontweight="bold", va="center")
     simulated = "  ·  SIMULATED, not measured on a server" if view.simulated else ""
     subtitle = f"{view.model}  ·  {view.workload}  ·  {view.node}{simulated}"
@@ -164,8 +165,8 @@ def _draw(view: StudyView, theme: Theme) -> Figure:
     return figure
 
 
-def _scales(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme) -> None:
-    bounds = [bound for trial in measured for bound in _bounds(trial.ttft_p95_s)]
+def _scales(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme) -> None:
+    bounds = [bound for point in measured for bound in _bounds(point.ttft_p95_s)]
     if view.slo and view.slo.metric == "ttft_p95":
         bounds.append(view.slo.limit_s)
     low, high = min(bounds), max(bounds)
@@ -175,7 +176,7 @@ def _scales(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme
     axes.xaxis.set_major_locator(FixedLocator(log_ticks(low / room, high * room)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick_seconds(value)))
-    rates = [bound for trial in measured for bound in _bounds(trial.output_tok_s_per_gpu)]
+    rates = [bound for point in measured for bound in _bounds(point.tok_s_per_gpu)]
     spread = max(max(rates) - min(rates), 0.05 * max(rates))
     axes.set_ylim(max(0.0, min(rates) - 0.12 * spread), max(rates) + 0.14 * spread)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
@@ -195,32 +196,33 @@ def _limit(axes: Axes, view: StudyView, theme: Theme) -> None:
     axes.axvspan(view.slo.limit_s, axes.get_xlim()[1], color=theme.limit, alpha=0.06, linewidth=0, zorder=0)
 
 
-def _points(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme) -> None:
-    front = view.front_trials
-    special = {view.baseline, view.pick.number if view.pick else None}
-    rest = [trial for trial in measured if trial.number not in view.front and trial.number not in special]
+def _points(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme) -> None:
+    """One mark a config, at the means of its launches, which is where front and pick were decided."""
+    front = _front(view, measured)
+    base = _at(measured, view.baseline)
+    pick = _at(measured, view.pick.number if view.pick else None)
+    rest = [point for point in measured if point not in (*front, base, pick)]
     if front:
         # Between two trials of the front nothing better was seen: the line is the stair that they dominate.
         axes.step(
-            [_x(trial) for trial in front],
-            [_y(trial) for trial in front],
+            [point.ttft_p95_s.value for point in front],
+            [point.tok_s_per_gpu.value for point in front],
             where="post",
             color=theme.front,
             linewidth=1.8,
             alpha=0.75,
             zorder=3,
         )
-    _marks(axes, [trial for trial in front if trial.number not in special], theme.front, "o", 8, "front")
-    base, pick = view.baseline_trial, view.picked_trial
-    if base and base.measured and base is not pick:
+    _marks(axes, [point for point in front if point not in (base, pick)], theme.front, "o", 8, "front")
+    if base and base is not pick:
         _marks(axes, [base], theme.baseline, "D", 8, f"baseline (trial {base.number})")
-    if pick and pick.measured:
+    if pick:
         _marks(axes, [pick], theme.pick, "*", 17, f"pick (trial {pick.number})")
     _marks(axes, rest, theme.faint, "o", 5.5, "other trials", hollow=True)
-    for trial in {trial.number: trial for trial in (*front, *([base] if base and base.measured else []))}.values():
+    for point in {point.number: point for point in (*front, *([base] if base else []))}.values():
         axes.annotate(
-            f"{trial.number}",
-            (_x(trial), _y(trial)),
+            f"{point.number}",
+            point.values[::-1],
             xytext=(-9, 9),
             textcoords="offset points",
             fontsize=9,
@@ -229,16 +231,26 @@ def _points(axes: Axes, view: StudyView, measured: Sequence[Trial], theme: Theme
         )
 
 
+def _front(view: StudyView, measured: Sequence[Point]) -> tuple[Point, ...]:
+    found = (_at(measured, trial.number) for trial in view.front_trials)
+    return tuple(point for point in found if point is not None)
+
+
+def _at(measured: Sequence[Point], number: int | None) -> Point | None:
+    """The config that trial `number` is a launch of."""
+    return next((point for point in measured if number in point.numbers), None)
+
+
 def _marks(
-    axes: Axes, trials: Sequence[Trial], colour: str, shape: str, size: float, label: str, *, hollow: bool = False
+    axes: Axes, shown: Sequence[Point], colour: str, shape: str, size: float, label: str, *, hollow: bool = False
 ) -> None:
-    if not trials:
+    if not shown:
         return
     axes.errorbar(
-        [_x(trial) for trial in trials],
-        [_y(trial) for trial in trials],
-        xerr=_errors([trial.ttft_p95_s for trial in trials]),
-        yerr=_errors([trial.output_tok_s_per_gpu for trial in trials]),
+        [point.ttft_p95_s.value for point in shown],
+        [point.tok_s_per_gpu.value for point in shown],
+        xerr=_errors([point.ttft_p95_s for point in shown]),
+        yerr=_errors([point.tok_s_per_gpu for point in shown]),
         linestyle="none",
         marker=shape,
         markersize=size,
@@ -253,34 +265,28 @@ def _marks(
     )
 
 
-def _errors(figures: Sequence[Estimate | None]) -> list[list[float]]:
+def _errors(figures: Sequence[Estimate]) -> list[list[float]]:
     """Distances below and above; a figure without an interval has none, and so shows no bar."""
-    below = [max(0.0, at.value - at.low) if at and at.low is not None else 0.0 for at in figures]
-    above = [max(0.0, at.high - at.value) if at and at.high is not None else 0.0 for at in figures]
+    below = [max(0.0, at.value - at.low) if at.low is not None else 0.0 for at in figures]
+    above = [max(0.0, at.high - at.value) if at.high is not None else 0.0 for at in figures]
     return [below, above]
 
 
-def _bounds(figure: Estimate | None) -> list[float]:
-    if figure is None:
-        return []
+def _bounds(figure: Estimate) -> list[float]:
     return [bound for bound in (figure.value, figure.low, figure.high) if bound is not None and bound > 0]
 
 
-def _x(trial: Trial) -> float:
-    return trial.ttft_p95_s.value if trial.ttft_p95_s else math.nan
-
-
-def _y(trial: Trial) -> float:
-    return trial.output_tok_s_per_gpu.value if trial.output_tok_s_per_gpu else math.nan
-
-
-def _point_words(trial: Trial) -> str:
-    return f"{_y(trial):,.0f} tokens/s per GPU at a p95 TTFT of {format_seconds(_x(trial))}"
+def _point_words(point: Point) -> str:
+    return (
+        f"{point.tok_s_per_gpu.value:,.0f} tokens/s per GPU at a p95 TTFT of {format_seconds(point.ttft_p95_s.value)}"
+    )
 
 
 def _caption(view: StudyView) -> str:
     measured, infeasible = view.count(Outcome.MEASURED), view.count(Outcome.INFEASIBLE)
     parts = [f"{measured} measured, {infeasible} infeasible (not shown)", "bars: 95 % intervals"]
+    if any(len(point.numbers) > 1 for point in points(view.trials)):
+        parts.append("repeated configs: means, bars over all runs")
     if view.pick and view.pick.throughput_gain is not None:
         parts.append(
             f"pick against baseline: throughput {gain(view.pick.throughput_gain)}, TTFT {gain(view.pick.ttft_gain)}"

@@ -12,6 +12,7 @@ from autotune.records import Outcome, Trial
 from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.view import StudyView
 from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
+from autotune.search.objective import Figures, own_figures
 
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
@@ -26,16 +27,18 @@ def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("autotune.report").joinpath("front.html.j2").read_text(encoding="utf-8"))
-    base = view.baseline_trial
-    shown = [*view.front_trials, *([base] if base and base.measured and base.number not in view.front else [])]
+    shown = view.compared_trials
+    pick = view.picked_trial
     return template.render(
         view=view,
         mark=" (simulated)" if view.simulated else "",
         picture_light=_inline(svg_text(view, LIGHT)),
         picture_dark=_inline(svg_text(view, DARK)),
         description=description(view),
-        front=[_row(view, trial) for trial in shown],
-        trials=[_row(view, trial) for trial in view.trials],
+        front=[_row(view, trial, view.joined(trial)) for trial in shown],
+        repeated=any(view.joined(trial).runs > 1 for trial in shown),
+        pick=_row(view, pick, view.joined(pick)) if pick else None,
+        trials=[_row(view, trial, own_figures(trial)) for trial in view.trials],
         counts=[(str(outcome), view.count(outcome)) for outcome in Outcome if view.count(outcome)],
         throughput_gain=gain(view.pick.throughput_gain) if view.pick else None,
         ttft_gain=gain(view.pick.ttft_gain) if view.pick else None,
@@ -55,7 +58,7 @@ def _inline(svg: str) -> Markup:
     return Markup(_ID.sub(lambda found: found[0] if found[1] in used else "", element))  # noqa: S704 - see above
 
 
-def _row(view: StudyView, trial: Trial) -> dict[str, object]:
+def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
     base = view.baseline_trial
     own = base is not None and trial.number == base.number
     changed = "  ".join(settings(trial.config) if own or base is None else changes(trial.config, base))
@@ -63,12 +66,13 @@ def _row(view: StudyView, trial: Trial) -> dict[str, object]:
         "number": trial.number,
         "gpus": trial.gpus,
         "outcome": ending(trial),
-        "rate": brief_rate(trial.output_tok_s_per_gpu),
-        "rate_full": rate(trial.output_tok_s_per_gpu),
-        "total": brief_rate(trial.output_tok_s),
-        "total_full": rate(trial.output_tok_s),
-        "ttft": brief_latency(trial.ttft_p95_s),
-        "ttft_full": latency(trial.ttft_p95_s),
+        "runs": figures.runs,
+        "rate": brief_rate(figures.output_tok_s_per_gpu),
+        "rate_full": rate(figures.output_tok_s_per_gpu),
+        "total": brief_rate(figures.output_tok_s),
+        "total_full": rate(figures.output_tok_s),
+        "ttft": brief_latency(figures.ttft_p95_s),
+        "ttft_full": latency(figures.ttft_p95_s),
         "pick": view.pick is not None and view.pick.number == trial.number,
         "baseline": own,
         "on_front": trial.number in view.front,

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.records import Caveat, Estimate, Latency, Measurement, Outcome, ServerDelta, ServerFacts, Trial
 from autotune.report.view import StudyView
+from autotune.search.objective import Figures, own_figures
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""
@@ -14,8 +15,9 @@ SCHEMA = 1
 def study_document(view: StudyView) -> dict[str, Any]:
     """One object for a whole study (`study --json`, `pareto --json`).
 
-    `trials` holds every trial; `infeasible` and `front` repeat theirs, `baseline` and `pick` are one or null. The
-    `reason` of a trial is its failure's class; the pick's says why it was picked.
+    `trials` holds every trial; with the figures of its own launch, `infeasible` repeats some of them. `front`,
+    `baseline` and `pick` (one or null) are configs: where one was launched several times, their figures are the means
+    over `runs` launches. The `reason` of a trial is its failure's class; the pick's says why it was picked.
     """
     baseline = view.baseline_trial
     return {
@@ -29,8 +31,8 @@ def study_document(view: StudyView) -> dict[str, Any]:
             for trial in view.trials
             if trial.result and trial.result.outcome is Outcome.INFEASIBLE
         ],
-        "front": [trial_document(view, trial) for trial in view.front_trials],
-        "baseline": trial_document(view, baseline) if baseline else None,
+        "front": [_config(view, trial) for trial in view.front_trials],
+        "baseline": _config(view, baseline) if baseline else None,
         "pick": _pick(view),
         "model": view.model,
         "workload": view.workload,
@@ -48,9 +50,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "flags": trial.config.as_dict(),
         "outcome": str(result.outcome) if result else "running",
         "reason": reason_of(trial),
-        **_figure("output_tok_s", trial.output_tok_s),
-        **_figure("output_tok_s_per_gpu", trial.output_tok_s_per_gpu),
-        **_figure("ttft_p95_s", trial.ttft_p95_s),
+        **_figures(own_figures(trial)),
         "simulated": result.simulated if result else view.simulated,
         "origin": str(trial.origin),
         "repeat_of": trial.repeat_of,
@@ -107,11 +107,25 @@ def _pick(view: StudyView) -> dict[str, Any] | None:
     if trial is None or pick is None:
         return None
     return {
-        **trial_document(view, trial),
+        **_config(view, trial),
         "reason": pick.reason,
         "rule": str(pick.rule),
         "throughput_gain": pick.throughput_gain,
         "ttft_gain": pick.ttft_gain,
+    }
+
+
+def _config(view: StudyView, trial: Trial) -> dict[str, Any]:
+    """A trial as what stands for its config, over all launches of that."""
+    means = view.joined(trial)
+    return {**trial_document(view, trial), **_figures(means), "runs": means.runs}
+
+
+def _figures(shown: Figures) -> dict[str, Any]:
+    return {
+        **_figure("output_tok_s", shown.output_tok_s),
+        **_figure("output_tok_s_per_gpu", shown.output_tok_s_per_gpu),
+        **_figure("ttft_p95_s", shown.ttft_p95_s),
     }
 
 

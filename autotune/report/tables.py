@@ -25,9 +25,9 @@ from autotune.report.wording import (
     settings,
 )
 
-_NUMERIC = frozenset(
-    {"trial", "GPUs", "tok/s per GPU", "tok/s", "TTFT p95", "trials", "measured", "infeasible", "elapsed", "pid"}
-)
+_FIGURES = {"trial", "GPUs", "runs", "tok/s per GPU", "tok/s", "TTFT p95"}
+_COUNTS = {"trials", "measured", "infeasible", "elapsed", "pid"}
+_NUMERIC = frozenset(_FIGURES | _COUNTS)
 
 
 def as_text(renderable: RenderableType, *, width: int = 120) -> str:
@@ -60,29 +60,32 @@ def heading(view: StudyView) -> Text:
 
 
 def front_table(view: StudyView) -> RenderableType:
-    """The front, lowest latency first, with the baseline below it when it is not on it."""
-    front = view.front_trials
-    if not front:
+    """The front, lowest latency first, with the baseline below it when it is not on it; repeated configs as means."""
+    if not view.front_trials:
         return Text("No trial was measured yet, so there is no front.\n")
-    base = view.baseline_trial
-    shown = [*front, *([base] if base and base.measured and base.number not in view.front else [])]
+    shown = view.compared_trials
     # With one GPU everywhere the total says the same as the figure per GPU.
     total = any(trial.gpus > 1 for trial in shown)
+    repeated = any(view.joined(trial).runs > 1 for trial in shown)
     common = _common(view, shown)
-    table = _table("trial", "GPUs", "tok/s per GPU", *(["tok/s"] if total else []), "TTFT p95", "", "settings")
+    table = _table(
+        *("trial", "GPUs", *(["runs"] if repeated else []), "tok/s per GPU", *(["tok/s"] if total else [])),
+        *("TTFT p95", "", "settings"),
+    )
     for trial in shown:
+        means = view.joined(trial)
         add(
             table,
-            *(str(trial.number), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
-            *([brief_rate(trial.output_tok_s)] if total else []),
-            *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
+            *(str(trial.number), str(trial.gpus), *([str(means.runs)] if repeated else [])),
+            *(brief_rate(means.output_tok_s_per_gpu), *([brief_rate(means.output_tok_s)] if total else [])),
+            *(brief_latency(means.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
             style="bold" if view.pick and view.pick.number == trial.number else None,
         )
     return titled("Front" + _mark(view), _with_common(table, common))
 
 
 def trials_table(view: StudyView) -> RenderableType:
-    """All trials in order, failures with their class."""
+    """All trials in order, each launch with its own figures, failures with their class."""
     if not view.trials:
         return Text("No trial has run yet.\n")
     common = _common(view, view.trials)

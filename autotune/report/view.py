@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from autotune.records import Outcome, Pick, Slo, Trial
+from autotune.search.objective import Figures, joined_figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +39,23 @@ class StudyView:
         """The trial of that number; None when there is none."""
         return next((trial for trial in self.trials if trial.number == number), None)
 
+    def joined(self, trial: Trial) -> Figures:
+        """The figures of front, pick and baseline: means over all launches of the trial's config."""
+        return joined_figures(trial, self.trials)
+
     @property
     def front_trials(self) -> tuple[Trial, ...]:
         """Trials of the front, lowest p95 TTFT first; those without both figures are left out."""
-        found = [trial for trial in self.trials if trial.number in self.front]
-        placed = [
-            (trial.ttft_p95_s.value, trial.number, trial) for trial in found if trial.ttft_p95_s and trial.measured
-        ]
+        found = [trial for trial in self.trials if trial.number in self.front and trial.measured]
+        placed = [(ttft.value, trial.number, trial) for trial in found if (ttft := self.joined(trial).ttft_p95_s)]
         return tuple(trial for _, _, trial in sorted(placed, key=lambda entry: entry[:2]))
+
+    @property
+    def compared_trials(self) -> tuple[Trial, ...]:
+        """The front, lowest p95 TTFT first, then the baseline where it was measured and is not on it."""
+        base = self.baseline_trial
+        below = base is not None and base.measured and base.number not in self.front
+        return (*self.front_trials, base) if base is not None and below else self.front_trials
 
     @property
     def baseline_trial(self) -> Trial | None:

@@ -7,7 +7,9 @@ from promote_cases import NODE, bash_words, deployment, measurement, trial
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote import Target, render, serve_argv, serve_line
 from autotune.promote.manifest import official_image
+from autotune.promote.rendering import provenance_lines
 from autotune.records import Caveat, Config, LevelRole, Outcome, ServerFacts
+from autotune.search.objective import joined_figures
 
 
 def test_the_command_line_holds_the_config_and_nothing_else() -> None:
@@ -201,3 +203,16 @@ def test_the_ready_line_is_for_pasting() -> None:
 def test_start_up_comes_from_the_server_else_from_the_phase() -> None:
     assert deployment().startup_s == 130.0
     assert deployment(trial(facts=ServerFacts(vllm_version="0.32.0"))).startup_s == 99.0
+
+
+def test_repeated_figures_are_given_as_means_and_said_to_be() -> None:
+    once = trial()
+    assert once.result is not None
+    # 2,400 tok/s and 250 ms in the first launch; the second brings the means to 2,500 and 300.
+    levels = (measurement(LevelRole.THROUGHPUT, tok_s=2600.0), measurement(LevelRole.TTFT, ttft_s=0.35))
+    again = replace(once, number=9, repeat_of=7, result=replace(once.result, measurements=levels))
+    lines = provenance_lines(deployment(once, figures=joined_figures(once, (once, again))))
+    assert "measured    output 2,500.0 tok/s [2,300.0 .. 2,700.0], per GPU 1,250.0 tok/s [1,150.0 .. 1,350.0]" in lines
+    assert any(line.startswith("measured    TTFT p95 300 ms") for line in lines)
+    assert "measured    2 runs; the figures are their means, the intervals span all of them" in lines
+    assert not any("runs" in line for line in provenance_lines(deployment(once)))

@@ -101,7 +101,7 @@ def test_show_has_all_the_evidence() -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_no_table_is_cut_off(width: int) -> None:
-    view = study(trials=(*study().trials, measured(7, 9000.0, 0.2, {"max-num-seqs": 64}, gpus=4)), front=(1, 2, 7))
+    view = study(trials=(*study().trials, measured(7, 9000.0, 0.2, {"max-num-seqs": 96}, gpus=4)), front=(1, 2, 7))
     for shown in (front_table(view), trials_table(view), trial_detail(view, view.trials[1])):
         assert max(len(line) for line in as_text(shown, width=width).splitlines()) <= width
     for shown in (front_table(view), trials_table(view)):

@@ -96,7 +96,7 @@ class LaunchFailed(Exception):
 
 
 class ServerDied(Exception):
-    """The server ended (or stopped answering) while load was on it; `records` is what was seen until then."""
+    """The server ended, stopped answering or was restarted under load; `records` is what was seen until then."""
 
     def __init__(self, failure: Failure, records: Sequence[RequestRecord] = ()) -> None:
         super().__init__(f"{failure.kind}: {failure.line or 'the server ended under load'}")
@@ -123,7 +123,7 @@ class Server(Protocol):
         Requests still open at the deadline come back with error `deadline`.
 
         Raises:
-            ServerDied: the server ended; carries the diagnosed failure.
+            ServerDied: the server ended or was restarted; carries the diagnosed failure.
         """
         ...
 

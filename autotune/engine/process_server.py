@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
 from autotune.engine.command import shown_argv
 from autotune.engine.gpu_memory import HeldGpu, gpus_busy
-from autotune.engine.metrics_text import Metrics, delta, parse_metrics
+from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarted
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
 from autotune.load.client import DriveOptions, drive
@@ -118,6 +118,11 @@ class ProcessServer:
             await asyncio.wait({watching})
         await self._raise_if_dead(records, told=abort.is_set())
         after = await self._metrics()
+        if before is not None and after is not None and restarted(before, after):
+            # A wrapper or a container's restart policy brought another server up behind the same port.
+            kind = FailureClass.CRASH
+            line = "the server's counters went back: it restarted under load"
+            raise ServerDied(Failure(kind=kind, line=line, remedies=remedies_for(kind, {})), records)
         return DriveResult(records=records, server=delta(before, after, during), duration_s=duration)
 
     async def stop(self) -> float:

@@ -10,6 +10,7 @@ Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before
     --fake-worker same|new                              a worker that ignores TERM; may be given twice
     --fake-die-on-request TEXT                          print TEXT and die by KILL at the first completion, orphans stay
     --fake-engine-dead                                  answer 500 to the first completion and 503 to /health, live on
+    --fake-restart-on-request                           count from 0 again at the first completion
     --fake-silent-health                                accept connections for /health and never answer
     --fake-version V --fake-model-id ID                 what /version and /v1/models say
     --fake-stall-stream                                 no further token after the first
@@ -57,6 +58,7 @@ arguments.add_argument("--fake-ignore-term", action="store_true")
 arguments.add_argument("--fake-worker", action="append", choices=["same", "new"], default=[])
 arguments.add_argument("--fake-die-on-request")
 arguments.add_argument("--fake-engine-dead", action="store_true")
+arguments.add_argument("--fake-restart-on-request", action="store_true")
 arguments.add_argument("--fake-silent-health", action="store_true")
 arguments.add_argument("--fake-version", default="0.25.1")
 arguments.add_argument("--fake-model-id")
@@ -69,6 +71,7 @@ class State:
     lock = threading.Lock()
     prompt_tokens = 0
     generation_tokens = 0
+    preemptions = 3
     dead = False
     resets = 0
 
@@ -154,6 +157,8 @@ class Handler(BaseHTTPRequestHandler):
             State.dead = True
             self.answer(500, b'{"error": {"message": "EngineCore encountered an issue"}}')
             return
+        if options.fake_restart_on_request:
+            State.preemptions = 0
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -199,7 +204,7 @@ def metrics(options: argparse.Namespace) -> str:
         "# TYPE vllm:generation_tokens_total counter\n"
         f"vllm:generation_tokens_total{label} {State.generation_tokens}.0\n"
         "# TYPE vllm:num_preemptions_total counter\n"
-        f"vllm:num_preemptions_total{label} 3.0\n"
+        f"vllm:num_preemptions_total{label} {State.preemptions}.0\n"
         "# TYPE vllm:num_requests_running gauge\n"
         f"vllm:num_requests_running{label} 2.0\n"
         "# TYPE vllm:cache_config_info gauge\n"

@@ -327,6 +327,16 @@ async def test_an_engine_dead_behind_its_api_server(bench: Bench, nothing_left: 
     assert nothing_left(bench.marker, 0.0)
 
 
+async def test_a_server_restarted_behind_its_port_is_no_measurement(bench: Bench) -> None:
+    server = await bench.launch("--fake-restart-on-request")
+    made, planned = level()
+    with pytest.raises(ServerDied, match="counters went back") as caught:
+        await server.drive(made, planned, deadline_s=9.0)
+    assert caught.value.failure.kind is FailureClass.CRASH
+    assert [record.error for record in caught.value.records] == [None] * 4
+    await server.stop()
+
+
 async def test_deadline_of_a_level_is_no_death(bench: Bench) -> None:
     async with bench.server("--fake-stall-stream") as server:
         made, planned = level()

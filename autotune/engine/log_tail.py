@@ -21,14 +21,18 @@ class LogTail:
         self._offset = offset
 
     def read_now(self) -> bytes:
-        """The next piece; empty when there is none, or no file yet. A file that shrank is read from its start again."""
+        """The next piece; empty when there is none, no file yet, or no reading it now.
+
+        A file that shrank is read from its start again. One that cannot be read (a network file system that went
+        away, no descriptor left) has said nothing new: whoever follows it also watches the process, and must go on.
+        """
         try:
             with self._path.open("rb") as file:
                 if self._path.stat().st_size < self._offset:
                     self._offset = 0
                 file.seek(self._offset)
                 piece = file.read(self._chunk_bytes)
-        except FileNotFoundError:
+        except OSError:
             return b""
         self._offset += len(piece)
         return piece

@@ -23,6 +23,16 @@ async def test_no_file_yet_then_growth(tmp_path: Path) -> None:
     assert LogTail(path, offset=4).read_now() == b"half\n"
 
 
+async def test_what_cannot_be_read_says_nothing_and_is_read_later(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.symlink_to(path)  # opening it fails for root too
+    tail = LogTail(path)
+    assert await tail.read() == b""
+    path.unlink()
+    path.write_bytes(b"late")
+    assert await tail.read() == b"late"
+
+
 def test_a_burst_comes_in_bounded_pieces(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_bytes(bytes(range(256)) * 100)

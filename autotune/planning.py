@@ -79,7 +79,7 @@ class StudyPlan:
     baseline_changes: tuple[str, ...]
     starting_points: tuple[Config, ...]
     slo: Slo | None
-    pick_rule: PickRule
+    pick_rule: PickRule | None
     notes: tuple[str, ...]
 
     @property
@@ -181,11 +181,12 @@ def fixed_plan(load: LoadChoice, workload: Workload) -> LoadPlan:
 
 
 def make_plan(
-    recipe: Recipe, here: Surroundings, *, pick_rule: PickRule = PickRule.KNEE, vllm_command: str | None = None
+    recipe: Recipe, here: Surroundings, *, pick_rule: PickRule | None = None, vllm_command: str | None = None
 ) -> StudyPlan:
     """Everything checked that can be checked without a launch.
 
     Args:
+        pick_rule: as this command asks; None leaves it to the study.
         vllm_command: from the command line; beats the environment, which beats the study file.
 
     Raises:

@@ -22,6 +22,7 @@ from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
 from autotune.records import ClockKind, EngineKind
+from autotune.search.asked import asked_rule
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
 from autotune.store.folder import LockHolder
@@ -128,7 +129,7 @@ def spec_of(plan: StudyPlan) -> StudySpec:
             "command": list(shown_argv(plan.command.words)) if plan.command else ["vllm", "serve"],
             "extra_args": list(recipe.extra_args),
             "slo": str(plan.slo) if plan.slo else None,
-            "pick_rule": plan.pick_rule.value,
+            "pick_rule": asked_rule({}, plan.pick_rule).value,
             "sampler": recipe.sampler,
             "baseline_changes": list(plan.baseline_changes),
         },

@@ -27,9 +27,11 @@ from autotune.records import (
     Outcome,
     Phase,
     Pick,
+    Slo,
     Trial,
     TrialResult,
 )
+from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
 from autotune.store.folder import StudyFolder
@@ -79,6 +81,7 @@ class StudyRun:
     Attributes:
         clock: seconds on the engine's clock; durations only.
         sleep: waits between attempts; virtual engines pass one that returns at once.
+        slo: what the pick must meet; the plan's, or where that leaves it open, the one the study was made with.
     """
 
     plan: StudyPlan
@@ -92,9 +95,11 @@ class StudyRun:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     feasible: frozenset[Config] = field(init=False)
+    slo: Slo | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
+        self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
 
     async def run(self) -> StudyOutcome:
         """Until the target is reached or no untried config is left.
@@ -143,7 +148,7 @@ class StudyRun:
         return None if proposed is None else (self.plan.complete(proposed), Origin.SAMPLER)
 
     def _pick(self, trials: Sequence[Trial]) -> Pick | None:
-        return pick(trials, rule=self.plan.pick_rule, slo=self.plan.slo)
+        return pick(trials, rule=asked_rule(self.study.spec, self.plan.pick_rule), slo=self.slo)
 
     def _trials(self) -> tuple[Trial, ...]:
         return self.store.trials(self.study.name)
@@ -259,7 +264,7 @@ class StudyRun:
             gpus=max(1, trial.gpus),
             seed=recipe.seed,
             level_deadline_s=recipe.level_deadline_s,
-            slo_ttft_s=self.plan.slo.limit_s if self.plan.slo else None,
+            slo_ttft_s=self.slo.limit_s if self.slo else None,
         )
         recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
         try:

@@ -63,8 +63,12 @@ def study(
     ] = None,
     slo: SloText = None,
     pick: Annotated[
-        str, typer.Option(help="How the pick is chosen without an SLO: knee, throughput or latency.")
-    ] = "knee",
+        str | None,
+        typer.Option(
+            help="How the pick is chosen without an SLO: knee, throughput or latency; default: as the study was made, "
+            "knee for a new one."
+        ),
+    ] = None,
     start_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds until a server must be ready.")] = None,
     level_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds that one load level may take.")] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
@@ -129,7 +133,7 @@ def _trials(text: str | None) -> tuple[int | None, bool]:
 
 
 def _plan(
-    file: str | None, arguments: dict[str, Any], pick: str, vllm_command: str | None, studies_dir: Path
+    file: str | None, arguments: dict[str, Any], pick: str | None, vllm_command: str | None, studies_dir: Path
 ) -> StudyPlan:
     from autotune.cli.surroundings import surroundings
     from autotune.errors import InvalidOption
@@ -142,7 +146,7 @@ def _plan(
         found = find_study_file(file, (studies_dir, shipped_studies()))
         from_file = {"name": found.stem, **read_study_file(found)}
     try:
-        rule = PickRule(pick)
+        rule = None if pick is None else PickRule(pick)
     except ValueError:
         raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
     return make_plan(compose(from_file, arguments), surroundings(), pick_rule=rule, vllm_command=vllm_command)
@@ -165,7 +169,7 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
         watcher = _Watcher(plan=plan, progress=progress)
         run_study(plan, places, target, watcher, probe=open_probe())
     with opened(places) as store:
-        view = view_of(store, find_study(store, plan.recipe.name), places, slo=plan.recipe.slo)
+        view = view_of(store, find_study(store, plan.recipe.name), places, slo=plan.recipe.slo, rule=plan.pick_rule)
     if as_json:
         typer.echo(json.dumps(study_document(view), indent=2))
     else:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.errors import StorageError, UnknownName
-from autotune.records import Node, PickRule, Slo, Trial
+from autotune.records import Node, PickRule, Trial
 from autotune.report.view import StudyView
-from autotune.search.objective import parse_slo
+from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.store.codec import decode
 from autotune.store.places import Places
@@ -81,17 +81,20 @@ def node_of(study: StudyRecord) -> Node:
         raise StorageError(f"study {study.name!r}: its stored node cannot be read ({error})") from None
 
 
-def view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None = None) -> StudyView:
+def view_of(
+    store: Store, study: StudyRecord, places: Places, *, slo: str | None = None, rule: PickRule | None = None
+) -> StudyView:
     """Everything the renderers show of a study.
 
     Args:
         slo: replaces the study's own limit.
+        rule: replaces the study's own way to pick.
 
     Raises:
         InvalidOption: `slo` cannot be read.
     """
     trials = store.trials(study.name)
-    limit = _slo(study, slo)
+    limit = asked_slo(study.spec, slo)
     spec = study.spec
     return StudyView(
         name=study.name,
@@ -103,12 +106,7 @@ def view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None
         trials=trials,
         front=front_of(trials),
         baseline=0 if trials else None,
-        pick=pick(trials, rule=PickRule(spec.get("pick_rule", PickRule.KNEE)), slo=limit),
+        pick=pick(trials, rule=asked_rule(spec, rule), slo=limit),
         slo=limit,
         directory=str(places.folder(study.name).path),
     )
-
-
-def _slo(study: StudyRecord, given: str | None) -> Slo | None:
-    text = given or study.spec.get("slo")
-    return parse_slo(text) if text else None

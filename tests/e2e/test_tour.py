@@ -139,3 +139,15 @@ def test_more_trials(toured: Toured) -> None:
 @pytest.mark.parametrize("words", ["--version", "--help", "study --help", "simulate-server --help"])
 def test_help(toured: Toured, words: str) -> None:
     assert toured.autotune(words)
+
+
+def test_a_resumed_study_repeats_and_reports_the_pick_of_the_new_rule(toured: Toured) -> None:
+    words = f"study --name picks --model {MODEL} --workload tiny --space scheduler --engine simulated --repeats 1"
+    made = toured.json(f"{words} --trials 5 --pick latency")
+    assert made["pick"]["rule"] == "latency"
+    again = toured.json(f"{words} --pick throughput")
+    assert (again["pick"]["rule"], again["pick"]["runs"]) == ("throughput", 2)
+    assert f"{again['pick']['output_tok_s_per_gpu']:,.0f} output tokens/s" in again["pick"]["reason"]
+    assert again["pick"]["number"] in [trial["repeat_of"] for trial in again["trials"]]
+    # Without a rule the study's own counts.
+    assert toured.json("pareto picks")["pick"]["rule"] == "latency"

@@ -1,7 +1,6 @@
 """Frozen records that cross rooms. Seconds, bytes and tokens inside; a missing value is None, never 0."""
 
 from autotune.records.config import (
-    COUNTED_OUTCOMES,
     ENVIRONMENT_CLASSES,
     INFEASIBLE_CLASSES,
     STUDY_FATAL_CLASSES,
@@ -20,7 +19,6 @@ from autotune.records.node import Gpu, Link, ModelShape, Node
 from autotune.records.trials import LoadPlan, Pick, PickRule, Slo, Trial, TrialResult
 
 __all__ = [
-    "COUNTED_OUTCOMES",
     "ClockKind",
     "Config",
     "ENVIRONMENT_CLASSES",

@@ -33,11 +33,6 @@ class Outcome(StrEnum):
     INFEASIBLE = "infeasible"
     FAULTED = "faulted"
     ABANDONED = "abandoned"
-    REJECTED = "rejected"
-
-
-COUNTED_OUTCOMES = frozenset({Outcome.MEASURED, Outcome.INFEASIBLE, Outcome.FAULTED, Outcome.ABANDONED})
-"""Outcomes that cost a launch and so count against `--trials`."""
 
 
 class Origin(StrEnum):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autotune.records.config import COUNTED_OUTCOMES, ClockKind, Config, Origin, Outcome, Phase
+from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
 from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
 from autotune.records.load import LevelRole
 
@@ -86,8 +86,8 @@ class Trial:
 
     @property
     def counted(self) -> bool:
-        """Whether it counts against `--trials`: it ended, it cost a launch, and it repeats no other."""
-        return self.result is not None and self.result.outcome in COUNTED_OUTCOMES and self.origin is not Origin.REPEAT
+        """Whether it counts against `--trials`: it ended, and it repeats no other."""
+        return self.result is not None and self.origin is not Origin.REPEAT
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:

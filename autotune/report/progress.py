@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from autotune.records import COUNTED_OUTCOMES, Outcome, Phase, Trial
+from autotune.records import Outcome, Phase, Trial
 from autotune.report.wording import brief_latency, brief_rate, ending, printable, seconds
 
 BEST_SHOWN = 3
@@ -153,7 +153,7 @@ def advance(state: Progress, event: Event) -> Progress:
 
 def _ended(state: Progress, event: TrialEnded) -> Progress:
     outcome = event.trial.result.outcome if event.trial.result else None
-    counts = outcome in COUNTED_OUTCOMES
+    counts = outcome is not None
     launched = counts and state.trial_began_s is not None and state.number == event.trial.number
     paces = (
         (*state.paces_s, event.at_s - state.trial_began_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import optuna
@@ -77,7 +77,6 @@ class Proposer:
     def propose(
         self,
         history: Sequence[Trial],
-        rejected: Iterable[Config] = (),
         is_allowed: Callable[[Config], bool] = lambda _: True,
         budget: int | None = None,
     ) -> Config | None:
@@ -85,12 +84,10 @@ class Proposer:
 
         Args:
             history: all trials so far, running ones included. Their configs may hold more than the space's parameters.
-            rejected: configs that rules refused before; never proposed, and taught to the sampler as infeasible.
-            is_allowed: the rules; asked about each candidate.
+            is_allowed: the rules; asked about each candidate. What they refuse is forgotten afterwards.
             budget: trials the study is meant to have; sets how many of them are random.
         """
-        refused = tuple(rejected)
-        tried = {self._key(trial.config) for trial in history} | {self._key(config) for config in refused}
+        tried = {self._key(trial.config) for trial in history}
 
         def fresh(config: Config) -> bool:
             return self._key(config) not in tried and is_allowed(config)
@@ -103,13 +100,13 @@ class Proposer:
         elif self.sampler_name == "grid" and self._size <= LISTABLE:
             return next((config for config in self._configs() if fresh(config)), None)
         elif self.sampler_name != "grid":
-            found = self._ask(number, history, refused, tried, fresh, budget)
+            found = self._ask(number, history, tried, fresh, budget)
         return found if found is not None else self._draw(number, fresh)
 
     # What the sampler is told
 
-    def _lessons(self, history: Sequence[Trial], refused: Sequence[Config]) -> tuple[list[_Lesson], list[_Lesson]]:
-        """What there is to learn from the rules, and from trials, oldest first; each config once.
+    def _lessons(self, history: Sequence[Trial]) -> list[_Lesson]:
+        """What there is to learn from trials, oldest first; each config once.
 
         Faulted trials teach nothing: the environment was bad, not the config. A config that lacks a parameter of the
         space (vLLM's own defaults as the baseline) is left out: samplers that model parameters jointly would drop every
@@ -136,19 +133,14 @@ class Proposer:
                 good.append(
                     (trial.number, _Lesson(config=config, state=TrialState.PRUNED, values=None, violation=None))
                 )
-            elif trial.result.outcome in (Outcome.INFEASIBLE, Outcome.REJECTED):
+            elif trial.result.outcome is Outcome.INFEASIBLE:
                 bad.append((trial.number, _infeasible(config, worst)))
             else:
                 continue
             told.add(key)
         complete = sum(1 for _, lesson in good if lesson.state is TrialState.COMPLETE)
-        # Rules refuse far more than fails at launch; taught in full they would drown what was measured.
-        room = max(0, MAX_INFEASIBLE_PER_MEASURED * complete - len(bad))
-        taught = [config for config in (self._projected(one) for one in refused) if config is not None]
-        taught = taught[-min(room, len(good) + len(bad)) :] if room else []
         bad = bad[-MAX_INFEASIBLE_PER_MEASURED * complete :] if complete else []
-        by_rules = [_infeasible(config, worst) for config in taught]
-        return by_rules, [lesson for _, lesson in sorted([*good, *bad], key=lambda pair: pair[0])]
+        return [lesson for _, lesson in sorted([*good, *bad], key=lambda pair: pair[0])]
 
     def _worst(self, history: Sequence[Trial]) -> tuple[float, float]:
         """Log objectives for infeasible configs: worse than the baseline, and never seen outside this study."""
@@ -176,12 +168,11 @@ class Proposer:
         self,
         number: int,
         history: Sequence[Trial],
-        refused: Sequence[Config],
         tried: set[str],
         fresh: Callable[[Config], bool],
         budget: int | None,
     ) -> Config | None:
-        by_rules, lessons = self._lessons(history, refused)
+        lessons = self._lessons(history)
         startup = _within(STARTUP, budget, 4)
         learning = sum(1 for lesson in lessons if lesson.state is not TrialState.RUNNING) >= startup
         # Without one measured trial a model would call the first infeasible config good, for want of a better one.
@@ -190,12 +181,11 @@ class Proposer:
             self.sampler_name if some_good else "random",
             seed=derived_seed(self.seed, number),
             conditional=self._conditional,
-            # What rules refused costs nothing, so it does not end the random start.
-            startup=startup + len(by_rules),
+            startup=startup,
             population=_within(POPULATION, budget, 6),
         )
         study = optuna.create_study(directions=_DIRECTIONS, sampler=sampler)
-        for lesson in (*by_rules, *lessons):
+        for lesson in lessons:
             self._teach(study, sampler, lesson)
         worst = self._worst(history)
         for _ in range(ASKS_GP if self.sampler_name == "gp" and learning else ASKS):

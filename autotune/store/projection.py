@@ -200,7 +200,7 @@ def _state_and_values(
             return TrialState.COMPLETE, placeholder, 1.0
         case Outcome.ABANDONED:
             return TrialState.PRUNED, None, None
-        case Outcome.FAULTED | Outcome.REJECTED:
+        case Outcome.FAULTED:
             return TrialState.FAIL, None, None
 
 

@@ -28,12 +28,14 @@ from autotune.store.study_record import (
     AttemptRecord,
     AttemptState,
     PromotionRecord,
-    Rejection,
     StudyRecord,
     StudySpec,
     StudyState,
 )
-from autotune.store.tables import AttemptRow, PhaseChangeRow, PromotionRow, RejectionRow, StudyRow, TrialRow
+from autotune.store.tables import AttemptRow, PhaseChangeRow, PromotionRow, StudyRow, TrialRow
+
+IDS_PER_QUERY = 500
+"""SQLite takes 32,766 values in a statement, older ones 999."""
 
 
 def utc_now() -> datetime:
@@ -311,14 +313,25 @@ class Store:
             ids = tuple(
                 session.scalars(select(TrialRow.id).where(TrialRow.study_id == parent.id).order_by(TrialRow.number))
             )
-            wanted = (
-                select(TrialRow)
-                .where(TrialRow.study_id == parent.id, TrialRow.id.in_([i for i in ids if i not in self._finished]))
-                .options(selectinload(TrialRow.attempts), selectinload(TrialRow.measurements))
-            )
-            read = {row.id: rows.trial_record(row) for row in session.scalars(wanted)}
+            read = self._unread(session, parent.id, ids)
             self._finished.update({i: trial for i, trial in read.items() if trial.result is not None})
             return tuple(read[i] if i in read else self._finished[i] for i in ids)
+
+    def _unread(self, session: Session, study_id: int, ids: Sequence[int]) -> dict[int, Trial]:
+        """Those of a study's trials that are not known to be finished, by row."""
+        wanted = (
+            select(TrialRow)
+            .where(TrialRow.study_id == study_id)
+            .options(selectinload(TrialRow.attempts), selectinload(TrialRow.measurements))
+        )
+        unknown = [i for i in ids if i not in self._finished]
+        if len(unknown) == len(ids):
+            return {row.id: rows.trial_record(row) for row in session.scalars(wanted)}
+        read: dict[int, Trial] = {}
+        for first in range(0, len(unknown), IDS_PER_QUERY):
+            some = wanted.where(TrialRow.id.in_(unknown[first : first + IDS_PER_QUERY]))
+            read |= {row.id: rows.trial_record(row) for row in session.scalars(some)}
+        return read
 
     def trial_times(self, study: str) -> tuple[tuple[datetime, datetime | None], ...]:
         """When each trial was begun and finished (wall clock, UTC), by number."""
@@ -330,32 +343,7 @@ class Store:
             )
             return tuple((begun, finished) for begun, finished in session.execute(wanted))
 
-    # Refusals and promotions
-
-    def add_rejection(self, study: str, rejection: Rejection) -> None:
-        """A rule refused a config before launch; the first reason for a config stays."""
-        with self._write() as session:
-            parent = self._study(session, study)
-            known = select(RejectionRow.id).where(
-                RejectionRow.study_id == parent.id, RejectionRow.config_hash == rejection.config.hash
-            )
-            if session.scalar(known) is None:
-                session.add(
-                    RejectionRow(
-                        study_id=parent.id,
-                        config_hash=rejection.config.hash,
-                        config=rows.encoded(rejection.config),
-                        origin=rejection.origin.value,
-                        reason=rejection.reason,
-                    )
-                )
-
-    def rejections(self, study: str) -> tuple[Rejection, ...]:
-        """What the rules refused, first to last."""
-        with self._read() as session:
-            parent = self._study(session, study)
-            found = select(RejectionRow).where(RejectionRow.study_id == parent.id).order_by(RejectionRow.id)
-            return tuple(rows.rejection_record(row) for row in session.scalars(found))
+    # Promotions
 
     def add_promotion(self, promotion: PromotionRecord) -> None:
         """A pick was rendered for production."""

@@ -24,12 +24,11 @@ from autotune.store.study_record import (
     AttemptState,
     PhaseChange,
     PromotionRecord,
-    Rejection,
     StudyRecord,
     StudySpec,
     StudyState,
 )
-from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, RejectionRow, StudyRow, TrialRow
+from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, StudyRow, TrialRow
 
 
 def encoded(record: object) -> Any:
@@ -163,11 +162,6 @@ def attempt_record(study: str, row: AttemptRow) -> AttemptRecord:
             for change in row.phases
         ),
     )
-
-
-def rejection_record(row: RejectionRow) -> Rejection:
-    """The stored refusal."""
-    return Rejection(config=decode(Config, row.config), origin=Origin(row.origin), reason=row.reason)
 
 
 def promotion_record(study: str, row: PromotionRow) -> PromotionRecord:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.engine.base import ServerIdentity
-from autotune.records import ClockKind, Config, EngineKind, Origin, Phase, TrialResult, Value
+from autotune.records import ClockKind, EngineKind, Phase, TrialResult, Value
 
 
 class StudyState(StrEnum):
@@ -94,15 +94,6 @@ class AttemptRecord:
     identity: ServerIdentity | None
     result: TrialResult | None
     phases: tuple[PhaseChange, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """A config that a rule refused before launch: it cost nothing and has no trial number."""
-
-    config: Config
-    origin: Origin
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,20 +173,6 @@ class MeasurementRow(Base):
     record: Mapped[dict[str, Any]]
 
 
-class RejectionRow(Base):
-    """A config that a rule refused before launch; kept apart from trials so that it takes no trial number."""
-
-    __tablename__ = "autotune_rejections"
-    __table_args__ = (UniqueConstraint("study_id", "config_hash"),)
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_studies.id", ondelete="CASCADE"))
-    config_hash: Mapped[str] = mapped_column(String(12))
-    config: Mapped[dict[str, Any]]
-    origin: Mapped[str] = mapped_column(String(20))
-    reason: Mapped[str] = mapped_column(Text)
-
-
 class PromotionRow(Base):
     """A pick rendered for production."""
 

@@ -30,7 +30,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.store.repository import Store
-from autotune.store.study_record import AttemptState, PromotionRecord, Rejection, StudySpec, StudyState
+from autotune.store.study_record import AttemptState, PromotionRecord, StudySpec, StudyState
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -172,7 +172,7 @@ def test_unknown_names_say_what_there_is(store, study):
     with pytest.raises(UnknownName) as caught:
         store.attempts(study, 5)
     assert caught.value.exit_code is ExitCode.UNKNOWN_TRIAL
-    for verb in (store.trials, store.rejections, store.promotions, store.get_load_plan, store.unfinished_attempts):
+    for verb in (store.trials, store.promotions, store.get_load_plan, store.unfinished_attempts):
         with pytest.raises(UnknownName):
             verb("nobody")
 
@@ -272,16 +272,6 @@ def test_load_plan_is_fixed_once(store, study):
     with pytest.raises(StorageError, match="cannot change"):
         store.set_load_plan(study, replace(plan, rate_rps_per_gpu=9.0))
     assert store.get_load_plan(study) == plan
-
-
-def test_rejections_take_no_trial_number(store, study):
-    first = Rejection(config=CONFIG, origin=Origin.SAMPLER, reason="max-num-seqs above max-num-batched-tokens")
-    store.add_rejection(study, first)
-    store.add_rejection(study, replace(first, reason="again"))
-    second = Rejection(config=Config.of({"a": 1}), origin=Origin.ENQUEUED, reason="no GPU")
-    store.add_rejection(study, second)
-    assert store.rejections(study) == (first, second)
-    assert store.trials(study) == ()
 
 
 def test_promotions_are_a_history(store, study):

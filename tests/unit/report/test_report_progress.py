@@ -27,7 +27,6 @@ from autotune.report.progress import (
 BASE = measured(0, 1500.0, 0.9, {})
 BETTER = measured(1, 2100.0, 0.41, {"max-num-seqs": 128})
 BAD = failed(2, Outcome.INFEASIBLE, FailureClass.KV_CACHE_TOO_SMALL, "no")
-REFUSED = replace(failed(3, Outcome.REJECTED, FailureClass.INDIVISIBLE, None), number=3)
 
 
 def after(*events: Event) -> Progress:
@@ -69,9 +68,7 @@ def test_a_slow_trial_does_not_eat_the_estimate_of_the_others() -> None:
     assert state.remaining_s(160.0 + 1000.0) == 2 * 60
 
 
-def test_rejected_trials_cost_nothing_and_do_not_count() -> None:
-    state = after(*story(), TrialEnded(at_s=170.0, trial=REFUSED))
-    assert (state.counted, state.paces_s) == (1, (60.0,))
+def test_an_infeasible_trial_counts_and_sets_the_pace() -> None:
     state = advance(after(*story()), TrialEnded(at_s=200.0, trial=replace(BAD, number=1)))
     assert (state.counted, state.measured, state.infeasible, state.paces_s) == (2, 1, 1, (60.0, 40.0))
 

@@ -100,17 +100,17 @@ def test_rules_are_obeyed_to_the_end(name):
 def test_what_was_tried_is_never_proposed_whatever_came_of_it(name):
     everything = list(FLAT)
     left = everything.pop(5)
-    outcomes = [Outcome.INFEASIBLE, Outcome.FAULTED, Outcome.ABANDONED, Outcome.REJECTED]
+    outcomes = [Outcome.INFEASIBLE, Outcome.FAULTED, Outcome.ABANDONED]
     history: list[Trial] = []
-    for number, config in enumerate(everything[:-3]):
-        kind = number % 6
-        if kind < 4:
+    for number, config in enumerate(everything):
+        kind = number % 5
+        if kind < 3:
             history.append(samples.failed(number, outcomes[kind], config))
         else:
-            history.append(measure(number, config) if kind == 4 else samples.trial(number, None, config))
+            history.append(measure(number, config) if kind == 3 else samples.trial(number, None, config))
     proposer = Proposer(FLAT, name, 1)
-    assert proposer.propose(history, rejected=everything[-3:]) == left
-    assert proposer.propose([*history, measure(90, left)], rejected=everything[-3:]) is None
+    assert proposer.propose(history) == left
+    assert proposer.propose([*history, measure(90, left)]) is None
 
 
 @pytest.mark.parametrize("name", USABLE)

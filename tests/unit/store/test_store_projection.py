@@ -16,10 +16,10 @@ from optuna.trial import TrialState
 from sqlalchemy import event
 
 from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocked
-from autotune.records import Config, Estimate, FailureClass, Origin, Outcome
+from autotune.records import Config, Estimate, FailureClass, Outcome
 from autotune.store.projection import METRIC_NAMES, PLACEHOLDER_ATTR, Projection, sync
 from autotune.store.repository import Store
-from autotune.store.study_record import Rejection, StudyState
+from autotune.store.study_record import StudyState
 
 BASE = Config.of({"max-num-seqs": 256, "enable-prefix-caching": True, "dtype": None, "tensor-parallel-size": 4})
 
@@ -62,7 +62,6 @@ def full(store):
     results = [samples.measured(1000, 0.2), INFEASIBLE, FAULTED, ABANDONED, samples.measured(1500, 0.4), None]
     for number, result in enumerate(results):
         samples.add_trial(store, number, result, params=BASE if number == 0 else choice(64, number % 2 == 0))
-    store.add_rejection("s", Rejection(config=choice(128), origin=Origin.SAMPLER, reason="a rule"))
     return store
 
 

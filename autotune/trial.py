@@ -170,7 +170,7 @@ async def run_trial(
         timeline,
         facts=server.facts,
         measurements=tuple(session.measurements),
-        caveats=slow + caveats,
+        caveats=slow + server.caveats + caveats,  # why it was abandoned comes first
     )
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)

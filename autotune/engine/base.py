@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.records import (
+    Caveat,
     ClockKind,
     Config,
     EngineKind,
@@ -115,6 +116,11 @@ class Server(Protocol):
     @property
     def argv(self) -> tuple[str, ...]:
         """The command line as launched."""
+        ...
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """Doubts about everything that is measured on this server."""
         ...
 
     async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:

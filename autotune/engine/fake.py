@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.records import (
+    Caveat,
     ClockKind,
     Config,
     EngineKind,
@@ -35,6 +36,7 @@ class Script:
         error_after: (role, count, kind): from the count-th request of that level on, requests end so.
         blocks_at: the level of this role never ends by itself.
         stop_gate: a stop takes until this is set.
+        caveats: what the server says against its own figures.
     """
 
     launch_failure: Failure | None = None
@@ -47,6 +49,7 @@ class Script:
     error_after: tuple[LevelRole, int, str] | None = None
     blocks_at: LevelRole | None = None
     stop_gate: asyncio.Event | None = None
+    caveats: tuple[Caveat, ...] = ()
 
 
 @dataclass
@@ -92,6 +95,11 @@ class FakeServer:
     script: Script
     facts: ServerFacts
     argv: tuple[str, ...] = FAKE_ARGV
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """As the script says."""
+        return self.script.caveats
 
     async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
         """Closed loops refill a slot when it comes free; open loops keep their schedule."""

@@ -72,7 +72,7 @@ class ProcessEngine:
         self._guard = guard or GpuGuard(None)
         self._ports = ports or Ports()
         self._now = now
-        self._calibration: tuple[Calibration | None] | None = None
+        self._calibration: Calibration | None = None
 
     def now(self) -> float:
         """Seconds on the engine's clock."""
@@ -239,10 +239,13 @@ class ProcessEngine:
         return card
 
     async def _calibrated(self, base_url: str, model: str) -> Calibration | None:
-        """How this study's tokenizer counts our words: asked once, so that every trial gets the same prompts."""
+        """How this study's tokenizer counts our words: asked until a server tells, then the same for every trial.
+
+        One that did not tell in time may have been busy; the trial that goes without has a caveat.
+        """
         if self._calibration is None:
-            self._calibration = (await calibrate(base_url, self._settings.load.options(model, None)),)
-        return self._calibration[0]
+            self._calibration = await calibrate(base_url, self._settings.load.options(model, None))
+        return self._calibration
 
     async def _cleared_up(
         self, plan: LaunchPlan, running: RunningServer, why: _NotReady, argv: tuple[str, ...]

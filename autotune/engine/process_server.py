@@ -19,6 +19,7 @@ from autotune.load.exchange import Timeouts
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api
 from autotune.records import (
+    Caveat,
     Failure,
     FailureClass,
     LoadLevel,
@@ -32,6 +33,13 @@ DEAD_ANSWERS = 2
 """/health says 503 when the engine died behind the API server; once may be a hiccup."""
 EXIT_FOLLOWS_S = 3.0
 """An API server whose engine died closes its connections first and exits a moment later."""
+
+_UNCALIBRATED = Caveat(
+    code="uncalibrated",
+    text="the server did not say how its tokenizer counts (/tokenize), so prompts were not calibrated and their "
+    "lengths are a guess",
+    remedy="Check that the server offers /tokenize; compare the trial only with others that have this caveat.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +91,7 @@ class ProcessServer:
         self._argv = shown_argv(argv)
         self._facts = facts
         self._options = load.options(model, calibration)
+        self._caveats = () if calibration is not None else (_UNCALIBRATED,)
         self._grace_s = grace_s
         self._free_gpus = free_gpus
         self._now = now
@@ -96,6 +105,11 @@ class ProcessServer:
     def argv(self) -> tuple[str, ...]:
         """The command line as launched, secrets taken out."""
         return self._argv
+
+    @property
+    def caveats(self) -> tuple[Caveat, ...]:
+        """That the prompts' lengths are a guess, where they are."""
+        return self._caveats
 
     @property
     def base_url(self) -> str:

@@ -16,6 +16,7 @@ from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
 from autotune.records import (
     Arrivals,
+    Caveat,
     ClockKind,
     EngineKind,
     Failure,
@@ -110,6 +111,7 @@ class SimulatedServer:
     simulation: Simulation
     facts: ServerFacts
     argv: tuple[str, ...]
+    caveats: tuple[Caveat, ...] = ()
 
     async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
         """Run the level in a thread, so that progress stays live; the result does not depend on it."""

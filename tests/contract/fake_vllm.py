@@ -10,6 +10,7 @@ Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before
     --fake-worker same|new                              a worker that ignores TERM; may be given twice
     --fake-die-on-request TEXT                          print TEXT and die by KILL at the first completion, orphans stay
     --fake-engine-dead                                  answer 500 to the first completion and 503 to /health, live on
+    --fake-tokenizer                                    answer /tokenize: one token per word
     --fake-restart-on-request                           count from 0 again at the first completion
     --fake-silent-health                                accept connections for /health and never answer
     --fake-version V --fake-model-id ID                 what /version and /v1/models say
@@ -58,6 +59,7 @@ arguments.add_argument("--fake-ignore-term", action="store_true")
 arguments.add_argument("--fake-worker", action="append", choices=["same", "new"], default=[])
 arguments.add_argument("--fake-die-on-request")
 arguments.add_argument("--fake-engine-dead", action="store_true")
+arguments.add_argument("--fake-tokenizer", action="store_true")
 arguments.add_argument("--fake-restart-on-request", action="store_true")
 arguments.add_argument("--fake-silent-health", action="store_true")
 arguments.add_argument("--fake-version", default="0.25.1")
@@ -143,6 +145,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/reset_prefix_cache":
             State.resets += 1
             self.answer(200, b"")
+        elif self.path == "/tokenize" and self.options.fake_tokenizer:
+            self.answer_json({"count": len(json.loads(body)["messages"][0]["content"].split())})
         elif self.path in ("/v1/completions", "/v1/chat/completions"):
             self.complete(json.loads(body))
         else:

@@ -142,6 +142,15 @@ async def test_a_simulated_server_is_marked(bench: Bench) -> None:
         assert server.facts.simulated
 
 
+async def test_a_tokenizer_that_did_not_answer_is_asked_again(bench: Bench) -> None:
+    async with bench.server() as server:
+        assert [caveat.code for caveat in server.caveats] == ["uncalibrated"]
+    async with bench.server("--fake-tokenizer") as server:
+        assert server.caveats == ()
+    async with bench.server() as server:  # the study knows by now
+        assert server.caveats == ()
+
+
 async def test_environment_of_the_server(bench: Bench, tmp_path: Path) -> None:
     bench = Bench(tmp_path, environ={**os.environ, "HF_TOKEN": "hf_notarealtokenatall", "CUDA_VISIBLE_DEVICES": "7"})
     config = {"env:VLLM_CPU_KVCACHE_SPACE": 1, "max-num-seqs": 4}

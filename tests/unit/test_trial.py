@@ -14,6 +14,7 @@ from autotune.load.records_file import level_path, read_records
 from autotune.load.workloads import load_workload
 from autotune.records import (
     STUDY_FATAL_CLASSES,
+    Caveat,
     Config,
     Failure,
     FailureClass,
@@ -221,12 +222,20 @@ async def test_a_server_that_wants_a_key_is_nothing_a_config_cures(tmp_path: Pat
     assert "VLLM_API_KEY" in " ".join(run.result.failure.remedies)
 
 
+async def test_what_a_server_says_against_its_figures_is_kept(tmp_path: Path) -> None:
+    doubt = Caveat(code="x", text="a guess", remedy="none")
+    run = await perform(engine_of(Script(caveats=(doubt,))), order(tmp_path))
+    assert run.result.outcome is Outcome.MEASURED
+    assert run.result.caveats == (doubt,)
+
+
 async def test_a_config_too_slow_for_its_level_is_abandoned(tmp_path: Path) -> None:
-    engine = engine_of(Script(error_after=(LevelRole.THROUGHPUT, 20, "deadline")))
+    doubt = Caveat(code="x", text="a guess", remedy="none")
+    engine = engine_of(Script(error_after=(LevelRole.THROUGHPUT, 20, "deadline"), caveats=(doubt,)))
     run = await perform(engine, order(tmp_path))
     assert run.result.outcome is Outcome.ABANDONED
     assert run.result.failure is None
-    assert [caveat.code for caveat in run.result.caveats] == ["too_slow"]
+    assert [caveat.code for caveat in run.result.caveats] == ["too_slow", "x"]
 
 
 async def test_cancellation_stops_the_server_before_it_propagates(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ PICKS_REPEATED = 3
 class StudyObserver(Protocol):
     """Told what happens, for people to watch; stores nothing and must not block."""
 
-    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None: ...
+    def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
+        """`repeats_left`: launches again that are still to come, this one included, as far as today's pick tells."""
+        ...
 
     def phase(self, phase: Phase, detail: str) -> None: ...
 
@@ -162,22 +164,28 @@ class StudyRun:
         A repeat can change the pick; the new one is repeated as well, a few times at most, so that no pick rests on one
         lucky launch.
         """
-        wanted_runs = self.plan.recipe.repeats
-        for _ in range(wanted_runs * PICKS_REPEATED):
-            trials = self._trials()
-            chosen = self._pick(trials)
-            numbers = {0} if chosen is None else {0, chosen.number}
-            lacking = [
-                trial
-                for trial in trials
-                if trial.number in numbers
-                and trial.measured
-                and sum(1 for other in trials if other.repeat_of == trial.number) < wanted_runs
-            ]
+        for _ in range(self.plan.recipe.repeats * PICKS_REPEATED):
+            lacking = self._lacking(self._trials())
             if not lacking:
                 return
-            for original in lacking:
+            for original, _lacks in lacking:
                 await self._perform(original.config, Origin.REPEAT, repeat_of=original.number)
+
+    def _lacking(self, trials: Sequence[Trial]) -> tuple[tuple[Trial, int], ...]:
+        """Of baseline and pick those that were not launched again often enough, with how many launches they lack."""
+        chosen = self._pick(trials)
+        numbers = {0} if chosen is None else {0, chosen.number}
+        lacks = (
+            (trial, self.plan.recipe.repeats - sum(1 for other in trials if other.repeat_of == trial.number))
+            for trial in trials
+            if trial.number in numbers and trial.measured
+        )
+        return tuple((trial, count) for trial, count in lacks if count > 0)
+
+    def _repeats_left(self) -> int:
+        trials = self._trials()
+        running = sum(1 for trial in trials if trial.repeat_of is not None and trial.result is None)
+        return running + sum(count for _, count in self._lacking(trials))
 
     # --- one trial --------------------------------------------------------------------------------------------------
 
@@ -205,7 +213,9 @@ class StudyRun:
         Raises:
             StudyFatal: what no config can cure. The trial stays open: cured, the study goes on with it.
         """
-        self.observer.trial_started(trial, counted=self._counted(), target=self.study.target_trials)
+        self.observer.trial_started(
+            trial, counted=self._counted(), target=self.study.target_trials, repeats_left=self._repeats_left()
+        )
         kinds = self._earlier_faults(trial)
         while True:
             attempt, run = await self._attempt(trial)

@@ -68,8 +68,7 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
     from autotune.store.study_record import StudyState
 
     trials = store.trials(study.name)
-    ended = [trial for trial in trials if trial.result is not None]
-    outcomes = [trial.result.outcome for trial in ended if trial.result]
+    outcomes = [trial.result.outcome for trial in trials if trial.result and trial.counted]
     holder = places.folder(study.name).holder()
     running = next((trial.number for trial in trials if trial.result is None), None) if holder else None
     phase, elapsed = None, None
@@ -84,7 +83,7 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
         model=study.identity["model"],
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
-        simulated=study.simulated or any(trial.result.simulated for trial in ended if trial.result),
+        simulated=study.simulated or any(trial.result.simulated for trial in trials if trial.result),
         state="running" if holder else "interrupted" if killed else str(study.state),
         done=sum(trial.counted for trial in trials),
         wanted=study.target_trials,

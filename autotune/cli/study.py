@@ -199,7 +199,7 @@ class _Watcher:
     number: int = 0
     baseline: Trial | None = None
 
-    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None:
+    def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
         from autotune.report.progress import StudyBegan, TrialBegan
         from autotune.report.wording import changes
 
@@ -209,8 +209,14 @@ class _Watcher:
             name, simulated = self.plan.recipe.name, self.plan.simulated
             self.progress.tell(StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted))
         self.number = trial.number
-        what = "baseline" if trial.number == 0 else "  ".join(self._new(changes(trial.config, self.baseline)))
-        self.progress.tell(TrialBegan(at_s=now, number=trial.number, settings=what))
+        repeat = trial.repeat_of is not None
+        if repeat:
+            what = f"trial {trial.repeat_of} again"
+        else:
+            what = "baseline" if trial.number == 0 else "  ".join(self._new(changes(trial.config, self.baseline)))
+        self.progress.tell(
+            TrialBegan(at_s=now, number=trial.number, settings=what, repeat=repeat, repeats_left=repeats_left)
+        )
 
     def phase(self, phase: Phase, detail: str) -> None:
         from autotune.report.progress import PhaseBegan

@@ -35,11 +35,19 @@ class StudyBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialBegan:
-    """An attempt of a trial starts; `settings` is what the config changes, short."""
+    """An attempt of a trial starts.
+
+    Attributes:
+        settings: what the config changes, short.
+        repeat: it launches an earlier config again and does not count against the total.
+        repeats_left: launches again that are still to come, this one included.
+    """
 
     at_s: float
     number: int
     settings: str = ""
+    repeat: bool = False
+    repeats_left: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +86,9 @@ class Progress:
 
     Attributes:
         counted: trials that ended and count against the total, earlier runs included.
-        paces_s: durations of the trials that this run launched and ended; the ETA is their mean.
+        repeating: the latest trial is a repeat; the trials that count are over.
+        repeats_done: repeats that this run ended; `repeats_left` are still to come, the running one included.
+        paces_s: durations of the trials that this run launched and ended, repeats included; the ETA is their mean.
     """
 
     study: str = ""
@@ -88,6 +98,9 @@ class Progress:
     counted: int = 0
     measured: int = 0
     infeasible: int = 0
+    repeating: bool = False
+    repeats_done: int = 0
+    repeats_left: int = 0
     number: int | None = None
     settings: str = ""
     trial_began_s: float | None = None
@@ -107,8 +120,10 @@ class Progress:
             return None
         pace = sum(self.paces_s) / len(self.paces_s)
         spent = 0.0 if self.trial_began_s is None else max(0.0, now_s - self.trial_began_s)
+        # Repeats come last: a study whose space is spent never reaches its total.
+        trials_left = 0 if self.repeating else max(0, self.total - self.counted)
         # A trial that takes longer than its predecessors must not make the estimate shrink for the others.
-        return max(0.0, pace * max(0, self.total - self.counted) - min(spent, pace))
+        return max(0.0, pace * (trials_left + self.repeats_left) - min(spent, pace))
 
 
 def advance(state: Progress, event: Event) -> Progress:
@@ -129,6 +144,8 @@ def advance(state: Progress, event: Event) -> Progress:
                 state,
                 number=event.number,
                 settings=event.settings,
+                repeating=event.repeat,
+                repeats_left=event.repeats_left,
                 trial_began_s=state.trial_began_s if again else event.at_s,
                 phase=Phase.WAITING,
                 phase_began_s=event.at_s,
@@ -153,8 +170,9 @@ def advance(state: Progress, event: Event) -> Progress:
 
 def _ended(state: Progress, event: TrialEnded) -> Progress:
     outcome = event.trial.result.outcome if event.trial.result else None
-    counts = outcome is not None
-    launched = counts and state.trial_began_s is not None and state.number == event.trial.number
+    counts = event.trial.counted
+    repeat = outcome is not None and not counts
+    launched = outcome is not None and state.trial_began_s is not None and state.number == event.trial.number
     paces = (
         (*state.paces_s, event.at_s - state.trial_began_s)
         if launched and state.trial_began_s is not None
@@ -163,8 +181,10 @@ def _ended(state: Progress, event: TrialEnded) -> Progress:
     return replace(
         state,
         counted=state.counted + counts,
-        measured=state.measured + (outcome is Outcome.MEASURED),
-        infeasible=state.infeasible + (outcome is Outcome.INFEASIBLE),
+        measured=state.measured + (counts and outcome is Outcome.MEASURED),
+        infeasible=state.infeasible + (counts and outcome is Outcome.INFEASIBLE),
+        repeats_done=state.repeats_done + repeat,
+        repeats_left=max(0, state.repeats_left - repeat),
         paces_s=paces,
         front=event.front or state.front,
         number=None,
@@ -177,11 +197,9 @@ def _ended(state: Progress, event: TrialEnded) -> Progress:
 
 
 def headline(state: Progress, now_s: float) -> str:
-    """`trial 5 of 24 · measuring 41.0 s · elapsed 12 min 10 s · ETA 40 min 02 s`."""
-    position = min(state.counted + 1, state.total) if state.total else state.counted + 1
-    of = f" of {state.total}" if state.total is not None else ""
-    parts = [f"trial {position}{of}"]
-    if state.number is not None and state.number != state.counted:
+    """`trial 5 of 24 · measuring 41.0 s · elapsed 12 min 10 s · ETA 40 min 02 s`, at the end `repeat 1 of 2 · ...`."""
+    parts = [_position(state)]
+    if state.number is not None and (state.repeating or state.number != state.counted):
         parts[0] += f" (number {state.number})"
     if state.phase is not None:
         spent_s = 0.0 if state.phase_began_s is None else now_s - state.phase_began_s
@@ -191,6 +209,15 @@ def headline(state: Progress, now_s: float) -> str:
     parts.append(f"elapsed {seconds(state.elapsed_s(now_s))}")
     parts.append(f"ETA {seconds(state.remaining_s(now_s))}")
     return " · ".join(parts)
+
+
+def _position(state: Progress) -> str:
+    if state.repeating:
+        all_repeats = state.repeats_done + state.repeats_left
+        return f"repeat {min(state.repeats_done + 1, all_repeats)} of {all_repeats}"
+    if state.total is None:
+        return f"trial {state.counted + 1}"
+    return f"trial {min(state.counted + 1, state.total)} of {state.total}"
 
 
 def best_lines(state: Progress) -> tuple[str, ...]:

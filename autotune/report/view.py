@@ -78,6 +78,7 @@ class StudyRow:
 
     Attributes:
         state: e.g. `running`, `finished`, `interrupted`.
+        done: trials that count against `wanted`, as do `measured` and `infeasible`: repeats are none of them.
         wanted: trials asked for; None when unknown.
         phase: what the running attempt does; None when nothing runs.
         elapsed_s: of the running tuner; None when nothing runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from autotune.cli import steer
 from autotune.errors import StudyBusy
-from autotune.records import ClockKind, EngineKind
+from autotune.records import ClockKind, Config, EngineKind, Origin, Outcome, TrialResult
 from autotune.store.folder import LockHolder
 from autotune.store.places import Places
 from autotune.store.repository import Store
@@ -51,3 +52,18 @@ def test_a_tuner_of_another_user_cannot_be_stopped(places: Places, monkeypatch: 
     me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
     with places.folder("s").locked(me), pytest.raises(StudyBusy, match="another user"):
         steer.stop("s", wait_s=0.0, studies_dir=places.root)
+
+
+def test_the_list_counts_what_counts_against_the_trials(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store.open(places.database) as store:
+        for origin, outcome in (
+            (Origin.BASELINE, Outcome.MEASURED),
+            (Origin.SAMPLER, Outcome.INFEASIBLE),
+            (Origin.REPEAT, Outcome.MEASURED),
+        ):
+            trial = store.begin_trial("s", config=Config.of({}), origin=origin, gpus=1)
+            result = TrialResult(outcome=outcome, clock=ClockKind.WALL, simulated=False)
+            store.finish_trial("s", trial.number, result)
+    steer.print_studies(places.root, None, live=False, as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)["studies"]
+    assert (row["done"], row["wanted"], row["measured"], row["infeasible"]) == (2, 3, 1, 1)

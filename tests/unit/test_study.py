@@ -41,9 +41,10 @@ class Quiet:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.ended: list[int] = []
+        self.repeats_left: list[int] = []
 
-    def trial_started(self, trial: Trial, *, counted: int, target: int) -> None:
-        pass
+    def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
+        self.repeats_left.append(repeats_left)
 
     def phase(self, phase: Phase, detail: str) -> None:
         pass
@@ -135,6 +136,18 @@ def test_repeats_are_trials_of_their_own(tmp_path: Path) -> None:
     assert {trial.repeat_of for trial in repeats} == {0, outcome.pick.number if outcome.pick else None}
     assert len(outcome.trials) == 3 + len(repeats)
     assert not set(outcome.front) & {trial.number for trial in repeats}
+
+
+def test_repeats_to_come_are_told_from_the_first_measured_trial_on(tmp_path: Path) -> None:
+    engine = FakeEngine(script=speeds)
+    # Only 64 sequences meet the limit (64 ms), so baseline and pick differ and are launched again twice each.
+    with study_run(tmp_path, engine, trials=7, repeats=2, slo="90ms") as (run, observer):
+        asyncio.run(run.run())
+        started = [trial.origin for trial in run.store.trials("s")]
+    repeats = [left for origin, left in zip(started, observer.repeats_left, strict=True) if origin is Origin.REPEAT]
+    assert repeats == [4, 3, 2, 1]
+    assert observer.repeats_left[0] == 0
+    assert observer.repeats_left[6] == 4
 
 
 def test_an_infeasible_config_is_stored_with_its_reason_and_counts(tmp_path: Path) -> None:

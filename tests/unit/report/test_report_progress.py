@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from report_cases import failed, measured, study
 from rich.console import Console
 
-from autotune.records import FailureClass, Outcome, Phase
+from autotune.records import FailureClass, Origin, Outcome, Phase
 from autotune.report.progress import (
     Event,
     LiveProgress,
@@ -71,6 +71,32 @@ def test_a_slow_trial_does_not_eat_the_estimate_of_the_others() -> None:
 def test_an_infeasible_trial_counts_and_sets_the_pace() -> None:
     state = advance(after(*story()), TrialEnded(at_s=200.0, trial=replace(BAD, number=1)))
     assert (state.counted, state.measured, state.infeasible, state.paces_s) == (2, 1, 1, (60.0, 40.0))
+
+
+def test_repeats_are_in_the_estimate_and_count_for_themselves() -> None:
+    again = replace(measured(2, 1490.0, 0.9, {}), origin=Origin.REPEAT, repeat_of=0)
+    state = after(
+        StudyBegan(at_s=0.0, study="s", total=2, simulated=False),
+        TrialBegan(at_s=0.0, number=0),
+        TrialEnded(at_s=60.0, trial=BASE),
+        TrialBegan(at_s=60.0, number=1, repeats_left=2),
+    )
+    # one trial and two repeats, 60 s each
+    assert headline(state, 60.0) == "trial 2 of 2 · waiting · elapsed 1 min 00 s · ETA 3 min 00 s"
+    state = advance(state, TrialEnded(at_s=120.0, trial=BETTER))
+    state = advance(state, TrialBegan(at_s=120.0, number=2, repeat=True, repeats_left=2))
+    assert headline(state, 130.0) == ("repeat 1 of 2 (number 2) · waiting 10.0 s · elapsed 2 min 10 s · ETA 1 min 50 s")
+    state = advance(state, TrialEnded(at_s=180.0, trial=again))
+    assert (state.counted, state.measured, state.repeats_done, state.repeats_left) == (2, 2, 1, 1)
+    state = advance(state, TrialBegan(at_s=180.0, number=3, repeat=True, repeats_left=1))
+    assert headline(state, 180.0).startswith("repeat 2 of 2 (number 3)")
+    state = advance(state, TrialEnded(at_s=240.0, trial=replace(again, number=3)))
+    assert headline(state, 240.0) == "repeat 2 of 2 · elapsed 4 min 00 s · ETA 0 ms"
+
+
+def test_a_spent_space_leaves_only_the_repeats_to_wait_for() -> None:
+    state = after(*story()[:5], TrialBegan(at_s=160.0, number=1, repeat=True, repeats_left=1))
+    assert state.remaining_s(160.0) == 60.0
 
 
 def test_a_resumed_study_counts_on() -> None:

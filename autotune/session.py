@@ -30,7 +30,7 @@ from autotune.store.places import Places
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState
-from autotune.study import StudyObserver, StudyOutcome, StudyRun
+from autotune.study import StudyObserver, StudyRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class Target:
 
 def run_study(
     plan: StudyPlan, places: Places, target: Target, observer: StudyObserver, *, probe: GpuProbe | None
-) -> StudyOutcome:
+) -> None:
     """Create or resume the study and run it in this process until its target.
 
     Raises:
@@ -73,13 +73,13 @@ def run_study(
                 sleep=sleep,
             )
             store.set_study_state(study.name, StudyState.RUNNING)
-            return _execute(run, store)
+            _execute(run, store)
 
 
-def _execute(run: StudyRun, store: Store) -> StudyOutcome:
+def _execute(run: StudyRun, store: Store) -> None:
     name = run.study.name
     try:
-        return asyncio.run(_until_signalled(run))
+        asyncio.run(_until_signalled(run))
     except asyncio.CancelledError:
         _note_state(store, name, StudyState.STOPPED)
         raise Interrupted(
@@ -100,7 +100,7 @@ def _note_state(store: Store, study: str, state: StudyState) -> None:
         store.set_study_state(study, state)
 
 
-async def _until_signalled(run: StudyRun) -> StudyOutcome:
+async def _until_signalled(run: StudyRun) -> None:
     """Signals cancel the study's task: its `finally` blocks stop the server before anything else happens."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -108,7 +108,7 @@ async def _until_signalled(run: StudyRun) -> StudyOutcome:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup autotune study ...` is to survive the terminal
             loop.add_signal_handler(number, task.cancel)
-    return await run.run()
+    await run.run()
 
 
 def spec_of(plan: StudyPlan) -> StudySpec:

@@ -32,7 +32,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.search.asked import asked_rule, asked_slo
-from autotune.search.pareto import front_of, pick
+from autotune.search.pareto import pick
 from autotune.search.proposer import Proposer
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
@@ -65,17 +65,6 @@ class StudyObserver(Protocol):
     def note(self, text: str) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyOutcome:
-    """What a study ends with. `front` holds trial numbers; `exhausted` says that no untried config was left."""
-
-    study: StudyRecord
-    trials: tuple[Trial, ...]
-    front: tuple[int, ...]
-    pick: Pick | None
-    exhausted: bool
-
-
 @dataclass(slots=True)
 class StudyRun:
     """One run of a study in this process.
@@ -103,7 +92,7 @@ class StudyRun:
         self.feasible = frozenset(self.plan.feasible)
         self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
 
-    async def run(self) -> StudyOutcome:
+    async def run(self) -> None:
         """Until the target is reached or no untried config is left.
 
         Raises:
@@ -111,24 +100,14 @@ class StudyRun:
         """
         self.projection.sync(self.study.name)
         await self._finish_interrupted()
-        exhausted = False
         while self._counted() < self.study.target_trials:
             chosen = self._next()
             if chosen is None:
-                exhausted = True
                 self.observer.note("every config of the space that can start here has been tried")
                 break
             await self._perform(*chosen)
         await self._repeat()
         self.store.set_study_state(self.study.name, StudyState.FINISHED)
-        trials = self._trials()
-        return StudyOutcome(
-            study=self.study,
-            trials=trials,
-            front=front_of(trials),
-            pick=self._pick(trials),
-            exhausted=exhausted,
-        )
 
     # --- which config is next ---------------------------------------------------------------------------------------
 

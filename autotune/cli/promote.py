@@ -51,7 +51,7 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Render the pick (or a trial) for production and record it in the history."""
-    from autotune.cli.views import find_study, find_trial, opened, view_of
+    from autotune.cli.views import opened, view_of
     from autotune.promote import Promotion, deployment_from, render, serve_argv, write_files
     from autotune.recipe import parse_gpus
     from autotune.store.study_record import PromotionRecord
@@ -59,9 +59,9 @@ def promote(
     targets = _targets(target)
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
-        stored = find_study(store, study)
+        stored = store.study(study)
         view = view_of(store, stored, places, slo=slo)
-        chosen = find_trial(view.trials, study, _number(view, trial))
+        chosen = store.trial(study, _number(view, trial))
         deployment = deployment_from(
             _facts(stored),
             chosen,

@@ -39,7 +39,7 @@ def pareto(
 ) -> None:
     """Show the front of a study, and the trial to pick."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import find_study, opened, view_of
+    from autotune.cli.views import opened, view_of
     from autotune.errors import InvalidOption
     from autotune.report.csv_view import trials_csv
     from autotune.report.grid import print_to
@@ -52,7 +52,7 @@ def pareto(
         raise InvalidOption("--picture", str(picture), f"a file ending in {', '.join(PICTURE_SUFFIXES)}")
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
-        stored = find_study(store, study)
+        stored = store.study(study)
         view = view_of(store, stored, places, slo=slo)
     if picture is not None:
         _draw(view, stored, picture)
@@ -95,16 +95,16 @@ def show(
 ) -> None:
     """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import find_study, find_trial, opened, view_of, with_evidence
+    from autotune.cli.views import opened, view_of, with_evidence
     from autotune.report.detail import trial_detail
     from autotune.report.grid import print_to
     from autotune.report.json_view import show_document
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
-        stored = find_study(store, study)
+        stored = store.study(study)
         view = view_of(store, stored, places)
-        chosen = with_evidence(store, study, find_trial(view.trials, study, trial))
+        chosen = with_evidence(store, study, store.trial(study, trial))
     line = _serve_line(stored, chosen)
     log = log_path(chosen)
     if as_json:

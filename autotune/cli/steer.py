@@ -106,14 +106,13 @@ def logs(
     storage: Storage = None,
 ) -> None:
     """Print the server's log of a trial, secrets taken out."""
-    from autotune.cli.views import find_study, find_trial, opened
+    from autotune.cli.views import opened
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
-        find_study(store, study)
         trials = store.trials(study)
         if trial is not None:
-            find_trial(trials, study, trial)
+            store.trial(study, trial)  # or it is said which there are
         number = trial if trial is not None else trials[-1].number if trials else 0
         folder = places.folder(study)
         shown = 0
@@ -176,12 +175,12 @@ def stop(
     storage: Storage = None,
 ) -> None:
     """End a running study as Ctrl-C would: its server is stopped, everything is stored, the same command goes on."""
-    from autotune.cli.views import find_study, opened
+    from autotune.cli.views import opened
     from autotune.errors import StudyBusy
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
-        find_study(store, study)
+        store.study(study)  # or it is said which there are
     folder = places.folder(study)
     holder = folder.holder()
     if holder is None:

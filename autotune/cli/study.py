@@ -154,7 +154,7 @@ def _plan(
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
     from autotune.cli.console import output_console
-    from autotune.cli.views import find_study, opened, view_of
+    from autotune.cli.views import opened, view_of
     from autotune.errors import NothingMeasured
     from autotune.node.probe import open_probe
     from autotune.report.grid import print_to
@@ -169,7 +169,7 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
         watcher = _Watcher(plan=plan, progress=progress)
         run_study(plan, places, target, watcher, probe=open_probe())
     with opened(places) as store:
-        view = view_of(store, find_study(store, plan.recipe.name), places, slo=plan.recipe.slo, rule=plan.pick_rule)
+        view = view_of(store, store.study(plan.recipe.name), places, slo=plan.recipe.slo, rule=plan.pick_rule)
     if as_json:
         typer.echo(json.dumps(study_document(view), indent=2))
     else:

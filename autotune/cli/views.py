@@ -36,31 +36,6 @@ def opened(places: Places, study: str = "") -> Iterator[Store]:
         yield store
 
 
-def find_study(store: Store, name: str) -> StudyRecord:
-    """The study of that name.
-
-    Raises:
-        UnknownName: with the names that there are.
-    """
-    known = {study.name: study for study in store.studies()}
-    if name not in known:
-        raise UnknownName("study", name, tuple(known))
-    return known[name]
-
-
-def find_trial(trials: tuple[Trial, ...], study: str, number: int) -> Trial:
-    """The trial of that number.
-
-    Raises:
-        UnknownName: with the numbers that there are.
-    """
-    found = next((trial for trial in trials if trial.number == number), None)
-    if found is None:
-        known = f"0..{trials[-1].number}" if trials else "none yet"
-        raise UnknownName("trial", str(number), (), hint=f"Study {study!r} has trials {known}.")
-    return found
-
-
 def with_evidence(store: Store, study: str, trial: Trial) -> Trial:
     """A trial that waits to be launched again, with what its latest failed attempt showed."""
     if trial.result is not None:

@@ -333,6 +333,11 @@ class Store:
             read |= {row.id: rows.trial_record(row) for row in session.scalars(some)}
         return read
 
+    def trial(self, study: str, number: int) -> Trial:
+        """One trial."""
+        with self._read() as session:
+            return rows.trial_record(self._trial(session, study, number))
+
     def trial_times(self, study: str) -> tuple[tuple[datetime, datetime | None], ...]:
         """When each trial was begun and finished (wall clock, UTC), by number."""
         with self._read() as session:
@@ -399,8 +404,9 @@ class Store:
         parent = self._study(session, study)
         row = session.scalar(select(TrialRow).where(TrialRow.study_id == parent.id, TrialRow.number == number))
         if row is None:
-            known = session.scalars(select(TrialRow.number).where(TrialRow.study_id == parent.id)).all()
-            raise UnknownName("trial", str(number), [str(one) for one in known], source=f"study {study!r}")
+            last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == parent.id))
+            known = "no trial yet" if last is None else f"trials 0..{last}"
+            raise UnknownName("trial", str(number), (), hint=f"Study {study!r} has {known}.")
         return row
 
     def _attempt(self, session: Session, study: str, trial: int, number: int) -> AttemptRow:

@@ -172,6 +172,10 @@ def test_unknown_names_say_what_there_is(store, study):
     with pytest.raises(UnknownName) as caught:
         store.attempts(study, 5)
     assert caught.value.exit_code is ExitCode.UNKNOWN_TRIAL
+    with pytest.raises(UnknownName, match="unknown trial '5'") as caught:
+        store.trial(study, 5)
+    assert caught.value.hint == f"Study {study!r} has trials 0..0."
+    assert store.trial(study, 0) == store.trials(study)[0]
     for verb in (store.trials, store.promotions, store.get_load_plan, store.unfinished_attempts):
         with pytest.raises(UnknownName):
             verb("nobody")

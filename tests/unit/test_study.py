@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import Recipe
-from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Trial
+from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, Trial
+from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
-from autotune.store.study_record import AttemptState
-from autotune.study import StudyOutcome, StudyRun
+from autotune.store.study_record import AttemptState, StudyState
+from autotune.study import StudyRun
 
 SPACE = """
 name: s
@@ -106,10 +108,23 @@ def speeds(config: Config, _before: int) -> Script:
     return Script(ttft_s=0.001 * seqs, token_s=1.0 / seqs)
 
 
-def finished(folder: Path, script: Callable[[Config, int], Script], **values: Any) -> tuple[StudyOutcome, FakeEngine]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What a finished study left behind."""
+
+    trials: tuple[Trial, ...]
+    front: tuple[int, ...]
+    pick: Pick | None
+    notes: tuple[str, ...]
+
+
+def finished(folder: Path, script: Callable[[Config, int], Script], **values: Any) -> tuple[Left, FakeEngine]:
     engine = FakeEngine(script=script)
-    with study_run(folder, engine, **values) as (run, _):
-        return asyncio.run(run.run()), engine
+    with study_run(folder, engine, **values) as (run, observer):
+        asyncio.run(run.run())
+        assert run.store.study("s").state is StudyState.FINISHED
+        trials = run.store.trials("s")
+    return Left(trials=trials, front=front_of(trials), pick=pick(trials), notes=tuple(observer.notes)), engine
 
 
 def test_a_study_measures_its_trials_and_picks_from_the_front(tmp_path: Path) -> None:
@@ -120,14 +135,14 @@ def test_a_study_measures_its_trials_and_picks_from_the_front(tmp_path: Path) ->
     assert engine.stopped == len(engine.launched) == 5
     assert outcome.pick is not None
     assert outcome.pick.number in outcome.front
-    assert not outcome.exhausted
+    assert not any("has been tried" in note for note in outcome.notes)
 
 
 def test_no_config_is_launched_twice_and_a_spent_space_ends_the_study(tmp_path: Path) -> None:
     outcome, engine = finished(tmp_path, speeds, trials=50)
     # Six configs of the space and the baseline, whose defaults (1,024 sequences) none of them repeats.
     assert len(engine.launched) == len({config.hash for config in engine.launched}) == 7
-    assert outcome.exhausted
+    assert any("has been tried" in note for note in outcome.notes)
 
 
 def test_repeats_are_trials_of_their_own(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -20,9 +21,10 @@ def grid() -> Table:
     return Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
 
 
-def column(table: Table, head: str, *, right: bool = False) -> None:
-    """One column. Figures stay in one piece, words fold; nothing is cut off."""
-    table.add_column(Text(head), justify="right" if right else "left", no_wrap=right, overflow="fold")
+def column(table: Table, head: str, *, right: bool = False, whole: bool = False) -> None:
+    """One column. Figures, and what one copies (`whole`), stay in one piece; words fold; nothing is cut off."""
+    justify: Literal["right", "left"] = "right" if right else "left"
+    table.add_column(Text(head), justify=justify, no_wrap=right or whole, overflow="fold")
 
 
 def pairs() -> Table:

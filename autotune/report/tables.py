@@ -27,6 +27,9 @@ from autotune.report.wording import (
 
 _FIGURES = {"trial", "GPUs", "runs", "tok/s per GPU", "tok/s", "TTFT p95"}
 _COUNTS = {"trials", "measured", "infeasible", "elapsed", "pid"}
+EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
+"""KV cache types that keep what the model computes."""
+
 _NUMERIC = frozenset(_FIGURES | _COUNTS)
 
 
@@ -109,8 +112,7 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
     """The recommendation and what it gains."""
     pick, trial = view.pick, view.picked_trial
     if pick is None or trial is None:
-        limit = f" that meets {view.slo}" if view.slo else ""
-        return [Text(f"No pick: no trial of the front{limit}.\n")]
+        return [Text(f"No pick: {_why_no_pick(view)}\n")]
     text = Text()
     text.append(f"Pick: trial {pick.number}", style="bold green")
     text.append(f" ({pick.rule}): {printable(pick.reason)}\n")
@@ -122,6 +124,19 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
     return [text]
 
 
+def _why_no_pick(view: StudyView) -> str:
+    """What is missing, and what comes nearest to the limit."""
+    if not view.front_trials:
+        return "no trial was measured."
+    if view.slo is None:
+        return "no trial of the front qualifies."
+    nearest = view.front_trials[0]
+    return (
+        f"no trial is sure to meet {view.slo} (the upper bound of its p95 TTFT counts); the nearest is trial "
+        f"{nearest.number} with {brief_latency(view.joined(nearest).ttft_p95_s)}."
+    )
+
+
 def doubt_lines(view: StudyView) -> list[RenderableType]:
     """Doubts about what the front and the baseline show, once for each kind, with the trials they concern."""
     shown = {trial.number: trial for trial in view.front_trials}
@@ -130,7 +145,7 @@ def doubt_lines(view: StudyView) -> list[RenderableType]:
         shown.setdefault(base.number, base)
     kinds: dict[str, tuple[Caveat, list[int]]] = {}
     for trial in shown.values():
-        for caveat in trial.caveats:
+        for caveat in (*trial.caveats, *_lossy(view, trial)):
             numbers = kinds.setdefault(caveat.code, (caveat, []))[1]
             if trial.number not in numbers:
                 numbers.append(trial.number)
@@ -141,6 +156,20 @@ def doubt_lines(view: StudyView) -> list[RenderableType]:
         text.append(f" (trial {trials}): {printable(caveat.text)}. {printable(caveat.remedy)}", style="default")
         lines.append(text)
     return [*lines, Text()] if lines else []
+
+
+def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
+    """A pick that changes numerics is not only faster: nothing here measures its answers."""
+    dtype = str(trial.config.get("kv-cache-dtype") or "auto")
+    if view.pick is None or view.pick.number != trial.number or dtype in EXACT_KV_DTYPES:
+        return ()
+    return (
+        Caveat(
+            code="answers_not_compared",
+            text=f"the pick stores its KV cache as {dtype}, which can change answers",
+            remedy="Compare them before production, on mathematics, code and exact reasoning, where chat hides it",
+        ),
+    )
 
 
 def studies_table(rows: Sequence[StudyRow], *, live: bool = False) -> RenderableType:
@@ -172,7 +201,7 @@ def _plain(value: int | None) -> str:
 def _table(*heads: str) -> Table:
     table = grid()
     for head in heads:
-        column(table, head, right=head in _NUMERIC)
+        column(table, head, right=head in _NUMERIC, whole=head == "study")
     return table
 
 

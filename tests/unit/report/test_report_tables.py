@@ -16,6 +16,7 @@ from autotune.report import (
     trials_table,
 )
 from autotune.report.wording import brief_latency, brief_rate, changes, gain, latency, number, rate, seconds, share
+from autotune.search.objective import parse_slo
 
 HOSTILE = "[bold]x[/] :smile: \x1b[31mred\nnext"
 
@@ -68,7 +69,7 @@ def test_a_study_without_figures_says_so() -> None:
     empty = study(trials=(), front=(), pick=None)
     text = as_text(study_report(empty))
     assert "no front" in text
-    assert "No pick: no trial of the front that meets ttft_p95<=500ms" in text
+    assert "No pick: no trial was measured." in text
     assert "No trial has run yet" in as_text(trials_table(empty))
 
 
@@ -183,3 +184,35 @@ def test_a_ramp_is_a_table_of_its_own() -> None:
     assert "Ramp that found the load" in text
     # Its doubts are not doubts about the trial's figures.
     assert "too_few_samples" not in text
+
+
+def test_without_a_pick_the_nearest_is_named() -> None:
+    shown = as_text(study_report(study(pick=None, slo=parse_slo("ttft_p95<=100ms"))))
+    assert "No pick: no trial is sure to meet ttft_p95<=100ms" in shown
+    assert "the nearest is trial 1 with 410 ms" in " ".join(shown.split())
+
+
+def test_a_pick_that_changes_numerics_is_doubted() -> None:
+    view = study()
+    assert "answers_not_compared" not in as_text(study_report(view))
+    picked = view.picked_trial
+    assert picked is not None
+    lossy = replace(picked, config=Config.of({**picked.config.as_dict(), "kv-cache-dtype": "fp8"}))
+    trials = tuple(lossy if trial.number == picked.number else trial for trial in view.trials)
+    shown = as_text(study_report(replace(view, trials=trials)))
+    assert "Doubt answers_not_compared (trial 1): the pick stores its KV cache as fp8" in shown
+
+
+def test_names_to_copy_stay_in_one_piece() -> None:
+    name = "llama-3.1-70b-instruct-chat-4xa100-80gb-nvlink"
+    row = StudyRow(
+        name=name,
+        model="meta-llama/Llama-3.1-70B-Instruct",
+        workload="chat",
+        engine="simulated",
+        simulated=True,
+        state="finished",
+        done=24,
+        wanted=24,
+    )
+    assert name in as_text(studies_table([row]), width=80)

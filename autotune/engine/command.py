@@ -109,7 +109,7 @@ def resolve_command(command: VllmCommand, *, search_path: str | None = None) -> 
     found = shutil.which(wanted, path=search_path)
     if found is None:
         if os.path.dirname(wanted):  # noqa: PTH120 - whether the word names a directory at all
-            why = "is not executable" if os.path.exists(wanted) else "does not exist"  # noqa: PTH110
+            why = "is not executable" if os.path.exists(wanted) else "does not exist"  # noqa: PTH110 - as above
             tried = f"the file {wanted!r} {why}"
         else:
             tried = f"no executable {wanted!r} in PATH ({search_path or os.environ.get('PATH', '')})"

@@ -262,7 +262,7 @@ def _as_invalid_file(error: ValidationError, content: object, file: str) -> Inva
     value: object = content
     for part in location:
         try:
-            value = value[part]  # type: ignore[index]
+            value = value[part]  # type: ignore[index]  # a misfit is caught below
         except (KeyError, IndexError, TypeError):
             value = None if first["type"] == "missing" else value
             break

@@ -16,7 +16,7 @@ import numpy as np
 from autotune.load.arrivals import schedule
 from autotune.load.lengths import sample_lengths
 from autotune.load.workloads import Workload
-from autotune.records import LoadLevel, PlannedRequest
+from autotune.records import LoadLevel, PlannedRequest, SharedSpan
 
 _PROMPTS, _OUTPUTS, _SHARERS, _PREFIX_IDS = range(4)
 
@@ -71,11 +71,14 @@ def plan_requests(workload: Workload, level: LoadLevel, trial_salt: int) -> tupl
             output_tokens=outputs[i],
             content_seed=_content_seed(level, trial_salt, i),
             scheduled_s=None if due is None else due[i],
-            prefix_id=prefix_ids[i],
-            prefix_tokens=0 if prefix_ids[i] is None else prefix_tokens,
+            shared=_span(prefix_ids[i], prefix_tokens),
         )
         for i in range(count)
     )
+
+
+def _span(prefix_id: int | None, tokens: int) -> tuple[SharedSpan, ...]:
+    return () if prefix_id is None else (SharedSpan(content=prefix_id, tokens=tokens),)
 
 
 def render_prompt(
@@ -87,16 +90,20 @@ def render_prompt(
 ) -> str:
     """Text of about `request.prompt_tokens` tokens: within 2 % once calibrated against the server's tokenizer.
 
-    The shared prefix depends on its id and the study's salt alone; what follows on the content seed. The exact number
+    A shared span depends on its content and the study's salt alone; what follows on the content seed. The exact number
     of tokens is the server's to say (`usage.prompt_tokens`). Seeds and salt are not negative.
     """
     line = calibration or Calibration()
     whole = max(1, round((request.prompt_tokens - line.overhead_tokens) / line.tokens_per_word))
-    shared = min(whole - 1, round(request.prefix_tokens / line.tokens_per_word))
-    text = _draw(words, whole - max(0, shared), [request.content_seed])
-    if request.prefix_id is not None and shared > 0:
-        return f"{_draw(words, shared, [study_salt, request.prefix_id])} {text}"
-    return text
+    pieces: list[str] = []
+    left = whole - 1  # the last word is always the request's own
+    for span in request.shared:
+        words_here = min(left, round(span.tokens / line.tokens_per_word))
+        if words_here > 0:
+            seed = [study_salt, span.content] if span.content >= 0 else [-span.content]
+            pieces.append(_draw(words, words_here, seed))
+            left -= words_here
+    return " ".join([*pieces, _draw(words, left + 1, [request.content_seed])])
 
 
 def _draw(words: Sequence[str], count: int, seed: list[int]) -> str:

@@ -37,6 +37,14 @@ class ResolvedSettings:
     chunked_prefill: bool
     enforce_eager: bool
     block_size: int = 16
+    expert_parallel: bool = False
+    api_server_count: int | None = None
+    async_scheduling: bool = True
+    stream_interval: int = 1
+    max_cudagraph_capture_size: int | None = None
+    performance_mode: str = "balanced"
+    speculative_tokens: int = 0
+    quantization: str | None = None
 
     @property
     def gpus(self) -> int:

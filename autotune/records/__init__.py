@@ -14,8 +14,19 @@ from autotune.records.config import (
     Value,
 )
 from autotune.records.figures import Caveat, Estimate, Failure, Latency, Measurement, ServerDelta, ServerFacts
-from autotune.records.load import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord
-from autotune.records.node import Gpu, Link, ModelShape, Node
+from autotune.records.load import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
+from autotune.records.node import (
+    AttentionKind,
+    Experts,
+    Gpu,
+    GpuPath,
+    LayerAttention,
+    LayerShape,
+    Link,
+    ModelShape,
+    Node,
+    Topology,
+)
 from autotune.records.trials import LoadPlan, Pick, PickRule, Slo, Trial, TrialResult
 
 __all__ = [
@@ -30,15 +41,22 @@ __all__ = [
     "Phase",
     "STUDY_FATAL_CLASSES",
     "Value",
+    "AttentionKind",
+    "Experts",
     "Gpu",
+    "GpuPath",
+    "LayerAttention",
+    "LayerShape",
     "Link",
     "ModelShape",
     "Node",
+    "Topology",
     "Arrivals",
     "LevelRole",
     "LoadLevel",
     "PlannedRequest",
     "RequestRecord",
+    "SharedSpan",
     "Caveat",
     "Estimate",
     "Failure",

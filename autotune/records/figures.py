@@ -74,6 +74,7 @@ class Measurement:
         ttft_s: from the scheduled time; the objective uses its p95.
         ttft_from_send_s: from the moment the request was written.
         duration_s: first due request to last completion; `steady_s` is the window that throughput was counted over.
+        energy_j: what the GPUs used over the level, by NVML; None where nobody read it.
     """
 
     level: LoadLevel
@@ -97,6 +98,7 @@ class Measurement:
     e2e_s: Latency | None
     server: ServerDelta | None = None
     caveats: tuple[Caveat, ...] = ()
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

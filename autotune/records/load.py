@@ -45,16 +45,33 @@ class LoadLevel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedSpan:
+    """A piece of a prompt that other requests have as well, in the same place.
+
+    Attributes:
+        content: what the piece says: spans with equal `content` have equal text. 0 and above for content that is the
+            same throughout a study (a system prompt, a document); negative, and drawn from the level and the trial,
+            for what only requests of one level and trial share (the turns of one conversation).
+        tokens: its length.
+    """
+
+    content: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRequest:
     """One request to send.
 
     Attributes:
         scheduled_s: when it is due, seconds after the level's start; None in a closed loop.
-        prompt_tokens: whole prompt, shared prefix included.
+        prompt_tokens: whole prompt, shared spans included.
         output_tokens: exact number to generate (`ignore_eos`).
-        prefix_id: which shared prefix it opens with; None for none.
-        prefix_tokens: length of that prefix.
-        content_seed: seeds the words of the rest of the prompt.
+        shared: spans that the prompt opens with, in order; the rest is its own.
+        content_seed: seeds the words of the prompt's own rest.
+        after: index of the request (the previous turn) that must have ended before this one is sent; None for none.
+            A request whose turn is late is sent as soon as the other has ended.
+        text_index: which prompt of the workload's own texts is sent; None for a made-up prompt.
     """
 
     index: int
@@ -62,8 +79,14 @@ class PlannedRequest:
     output_tokens: int
     content_seed: int
     scheduled_s: float | None = None
-    prefix_id: int | None = None
-    prefix_tokens: int = 0
+    shared: tuple[SharedSpan, ...] = ()
+    after: int | None = None
+    text_index: int | None = None
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of the prompt that lie in shared spans."""
+        return sum(span.tokens for span in self.shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

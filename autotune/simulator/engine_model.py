@@ -188,14 +188,19 @@ class _Noise:
 
 
 def block_keys(request: PlannedRequest, block_size: int) -> list[int]:
-    """Content keys of a synthetic prompt's full blocks: equal where prefix and position, or all content, are equal."""
-    shared = request.prefix_tokens // block_size if request.prefix_id is not None else 0
-    whole = request.prompt_tokens // block_size
-    own = _base((request.prefix_id, request.prefix_tokens, request.content_seed))
-    if not shared:
-        return list(range(own, own + whole))
-    prefix = _base(("prefix", request.prefix_id))
-    return [*range(prefix, prefix + min(shared, whole)), *range(own + shared, own + whole)]
+    """Content keys of a synthetic prompt's full blocks: equal where everything up to the block's end is equal."""
+    keys: list[int] = []
+    before: tuple[Hashable, ...] = ()
+    start = 0
+    own = (("own", request.content_seed), request.prompt_tokens - request.shared_tokens)
+    for content, tokens in (*((span.content, span.tokens) for span in request.shared), own):
+        end = min(start + tokens, request.prompt_tokens)
+        # A block inside a span does not see where that span ends, only where those before it did.
+        base = _base((*before, content))
+        keys.extend(range(base + start // block_size, base + end // block_size))
+        before = (*before, (content, tokens))
+        start = end
+    return keys
 
 
 def _base(identity: Hashable) -> int:

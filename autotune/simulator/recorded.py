@@ -19,7 +19,7 @@ from autotune.errors import InvalidFile
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord
+from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
 from autotune.simulator.engine_model import SimulatedLevel, Simulation
 from autotune.simulator.server_args import parse_args
 from autotune.simulator.step_time import Coefficients
@@ -88,8 +88,7 @@ class RecordedLoad(BaseModel):
                 output_tokens=int(outputs[i]),
                 content_seed=seed * 1_000_000 + i,
                 scheduled_s=due[i],
-                prefix_id=seed if prefix else None,
-                prefix_tokens=prefix,
+                shared=(SharedSpan(content=seed, tokens=prefix),) if prefix else (),
             )
             for i in range(count)
         )

@@ -7,15 +7,15 @@ import pytest
 from autotune.load.datasets import Calibration, fit_calibration, plan_requests, render_prompt
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import SharedPrefixes, load_workload
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest
+from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, SharedSpan
 
 LEVEL = LoadLevel(
     name="throughput", role=LevelRole.THROUGHPUT, arrivals=Arrivals.CLOSED, requests=200, seed=3, concurrency=8
 )
 
 
-def shape(requests: tuple[PlannedRequest, ...]) -> list[tuple[int, int, int | None]]:
-    return [(r.prompt_tokens, r.output_tokens, r.prefix_id) for r in requests]
+def shape(requests: tuple[PlannedRequest, ...]) -> list[tuple[int, int, tuple[SharedSpan, ...]]]:
+    return [(r.prompt_tokens, r.output_tokens, r.shared) for r in requests]
 
 
 def content(requests: tuple[PlannedRequest, ...]) -> set[int]:
@@ -41,7 +41,7 @@ def test_lengths_are_the_workloads() -> None:
     requests = plan_requests(load_workload("chat"), LEVEL, 1)
     assert sum(r.prompt_tokens for r in requests) / 200 == pytest.approx(512, rel=0.01)
     assert sum(r.output_tokens for r in requests) / 200 == pytest.approx(128, rel=0.01)
-    assert {r.prefix_id for r in requests} == {None}
+    assert {r.shared for r in requests} == {()}
 
 
 def test_prompt_and_output_lengths_are_independent() -> None:
@@ -63,13 +63,13 @@ def test_open_loop_has_due_times_and_a_closed_one_has_none() -> None:
 def test_prefixes_are_dealt_as_asked() -> None:
     workload = replace(load_workload("chat"), prefixes=SharedPrefixes(count=4, tokens=100, share=0.5))
     requests = plan_requests(workload, LEVEL, 1)
-    ids = [r.prefix_id for r in requests]
+    ids = [r.shared[0].content if r.shared else None for r in requests]
     assert ids.count(None) == 100
     assert [ids.count(i) for i in range(4)] == [25] * 4
     plain = plan_requests(load_workload("chat"), LEVEL, 1)
     for with_prefix, without in zip(requests, plain, strict=True):
-        assert with_prefix.prompt_tokens - without.prompt_tokens == with_prefix.prefix_tokens
-        assert with_prefix.prefix_tokens == (0 if with_prefix.prefix_id is None else 100)
+        assert with_prefix.prompt_tokens - without.prompt_tokens == with_prefix.shared_tokens
+        assert with_prefix.shared_tokens == (100 if with_prefix.shared else 0)
 
 
 def request(**changes: object) -> PlannedRequest:
@@ -93,10 +93,10 @@ def test_render_calibrated() -> None:
 
 
 def test_prefix_text_is_shared_and_the_rest_is_not() -> None:
-    a = render_prompt(request(prefix_id=0, prefix_tokens=30), COMMON_WORDS).split()
-    b = render_prompt(request(prefix_id=0, prefix_tokens=30, content_seed=12), COMMON_WORDS).split()
-    c = render_prompt(request(prefix_id=1, prefix_tokens=30), COMMON_WORDS).split()
-    d = render_prompt(request(prefix_id=0, prefix_tokens=30), COMMON_WORDS, study_salt=5).split()
+    a = render_prompt(request(shared=(SharedSpan(content=0, tokens=30),)), COMMON_WORDS).split()
+    b = render_prompt(request(shared=(SharedSpan(content=0, tokens=30),), content_seed=12), COMMON_WORDS).split()
+    c = render_prompt(request(shared=(SharedSpan(content=1, tokens=30),)), COMMON_WORDS).split()
+    d = render_prompt(request(shared=(SharedSpan(content=0, tokens=30),)), COMMON_WORDS, study_salt=5).split()
     assert len(a) == len(b) == 50
     assert a[:30] == b[:30]
     assert a[30:] != b[30:]

@@ -13,7 +13,7 @@ from autotune.errors import InvalidFile
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.records import Arrivals, Config, LevelRole, LoadLevel, PlannedRequest
+from autotune.records import Arrivals, Config, LevelRole, LoadLevel, PlannedRequest, SharedSpan
 from autotune.simulator.engine_model import Simulation, block_keys
 from autotune.simulator.recorded import RecordedLoad, figures, read_recorded, simulate
 from autotune.simulator.step_time import Coefficients
@@ -144,7 +144,13 @@ def test_staggered_start_spreads_the_first_requests() -> None:
 
 def test_prefix_cache_stays_warm_between_levels_of_one_launch_only() -> None:
     requests = tuple(
-        PlannedRequest(index=i, prompt_tokens=1280, output_tokens=8, content_seed=i, prefix_id=1, prefix_tokens=1024)
+        PlannedRequest(
+            index=i,
+            prompt_tokens=1280,
+            output_tokens=8,
+            content_seed=i,
+            shared=(SharedSpan(content=1, tokens=1024),),
+        )
         for i in range(8)
     )
     sim = simulation()
@@ -162,15 +168,32 @@ def test_prefix_cache_stays_warm_between_levels_of_one_launch_only() -> None:
 
 def test_keys_are_equal_exactly_where_content_is() -> None:
     def request(seed: int, prefix: int | None, shared: int) -> PlannedRequest:
-        return PlannedRequest(
-            index=0, prompt_tokens=100, output_tokens=1, content_seed=seed, prefix_id=prefix, prefix_tokens=shared
-        )
+        spans = () if prefix is None else (SharedSpan(content=prefix, tokens=shared),)
+        return PlannedRequest(index=0, prompt_tokens=100, output_tokens=1, content_seed=seed, shared=spans)
 
     one, two = block_keys(request(1, 7, 40), 16), block_keys(request(2, 7, 40), 16)
     assert len(one) == 6
     assert [a == b for a, b in zip(one, two, strict=True)] == [True, True, False, False, False, False]
     assert one == block_keys(request(1, 7, 40), 16)
     assert not set(block_keys(request(1, None, 0), 16)) & set(block_keys(request(2, None, 0), 16))
+
+
+def test_keys_of_several_spans_are_equal_up_to_the_first_difference() -> None:
+    def request(*spans: tuple[int, int]) -> PlannedRequest:
+        shared = tuple(SharedSpan(content=content, tokens=tokens) for content, tokens in spans)
+        return PlannedRequest(index=0, prompt_tokens=160, output_tokens=1, content_seed=5, shared=shared)
+
+    def same(one: PlannedRequest, other: PlannedRequest) -> int:
+        pairs = zip(block_keys(one, 16), block_keys(other, 16), strict=True)
+        return [a == b for a, b in pairs].index(False)
+
+    turns = request((1, 40), (-2, 40), (-3, 40))
+    # 80 tokens are 5 blocks; the block in which the second span ends and the third begins is not shared in full.
+    assert same(turns, request((1, 40), (-2, 40), (-4, 40))) == 5
+    assert same(turns, request((1, 40), (-2, 40))) == 5
+    # A span of another length shifts all that follows, the span itself is found up to its shorter end.
+    assert same(turns, request((1, 36), (-2, 40), (-3, 40))) == 2
+    assert same(turns, request((2, 40), (-2, 40), (-3, 40))) == 0
 
 
 def test_tight_kv_cache_preempts_and_queues() -> None:

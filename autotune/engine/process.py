@@ -23,7 +23,7 @@ from autotune.engine.server_http import ModelCard, ServerDoor
 from autotune.engine.start_watch import StartWatch
 from autotune.errors import StorageError, VllmCommandError
 from autotune.load.client import calibrate
-from autotune.load.datasets import Calibration
+from autotune.load.prompts import Calibration
 from autotune.records import ClockKind, EngineKind, Failure, FailureClass, ServerFacts, Value
 
 TICK_S = 0.1

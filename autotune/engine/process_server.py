@@ -14,8 +14,8 @@ from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarte
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
 from autotune.load.client import DriveOptions, drive
-from autotune.load.datasets import Calibration, render_prompt
 from autotune.load.exchange import Timeouts
+from autotune.load.prompts import Calibration, render_prompt
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api
 from autotune.records import (

@@ -20,8 +20,8 @@ import aiohttp
 
 from autotune.errors import InvalidOption
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
-from autotune.load.datasets import Calibration, fit_calibration
 from autotune.load.exchange import Timeouts, Transport, open_transport
+from autotune.load.prompts import Calibration, fit_calibration
 from autotune.load.reading import Reading, RequestError
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autotune.errors import UnknownName
+from autotune.node.topology import assumed_topology
 from autotune.records import Gpu, Link, Node
 from autotune.units import GIB
 
@@ -28,6 +29,7 @@ class GpuModel:
         label_gb: memory on the label, part of node names.
         driver_names: as NVML reports them; the first is used for simulated nodes.
         nvlink_up_to: how many of them NVLink can join pairwise: 1 none, 2 a bridge, 16 a switch.
+        nvlinks: links of one GPU, as `nvidia-smi topo -m` counts them (NV12, NV18); 0 without NVLink.
         is_pcie_variant: the PCIe card of a part that also exists as SXM; named by the suffix `-PCIe`.
     """
 
@@ -40,6 +42,7 @@ class GpuModel:
     fp8_tflops: float | None
     memory_gb_per_s: float
     nvlink_up_to: int
+    nvlinks: int = 0
     is_pcie_variant: bool = False
 
     @property
@@ -69,6 +72,7 @@ def _row(
     capability: tuple[int, int],
     peaks: tuple[float, float | None, float],
     nvlink_up_to: int,
+    nvlinks: int = 0,
     *,
     pcie: bool = False,
 ) -> GpuModel:
@@ -82,29 +86,32 @@ def _row(
         fp8_tflops=peaks[1],
         memory_gb_per_s=peaks[2],
         nvlink_up_to=nvlink_up_to,
+        nvlinks=nvlinks,
         is_pcie_variant=pcie,
     )
 
 
 # The order matters where a node name leaves something open: the first row of a key wins.
 # No V100: current vLLM needs compute capability 7.5.
+# NVLinks by the data sheets' total bandwidth: 600 GB/s over A100's links of 50 GB/s, 900 over H100's of 50, 1800 over
+# B200's of 100, 600 over the bridges of the PCIe cards, 112.5 over RTX 3090's and A6000's of 28.1.
 CATALOGUE: tuple[GpuModel, ...] = (
-    _row("H100", 80, "NVIDIA H100 80GB HBM3", 79.1, (9, 0), (989.4, 1978.9, 3350), 16),
-    _row("H100", 80, "NVIDIA H100 PCIe", 79.1, (9, 0), (756.5, 1513.0, 2039), 2, pcie=True),
-    _row("H100", 94, "NVIDIA H100 NVL", 93.1, (9, 0), (835.5, 1671.0, 3938), 2),
-    _row("H200", 141, "NVIDIA H200", 139.8, (9, 0), (989.4, 1978.9, 4800), 16),
-    _row("H20", 96, "NVIDIA H20", 95.2, (9, 0), (148.0, 296.0, 4000), 16),
-    _row("B200", 180, "NVIDIA B200", 178.35, (10, 0), (2250.0, 4500.0, 8000), 16),
-    _row("A100", 80, "NVIDIA A100-SXM4-80GB", 79.15, (8, 0), (312.0, None, 2039), 16),
-    _row("A100", 80, "NVIDIA A100 80GB PCIe", 79.15, (8, 0), (312.0, None, 1935), 2, pcie=True),
-    _row("A100", 40, "NVIDIA A100-SXM4-40GB", 39.39, (8, 0), (312.0, None, 1555), 16),
-    _row("A100", 40, "NVIDIA A100-PCIE-40GB", 39.39, (8, 0), (312.0, None, 1555), 2, pcie=True),
+    _row("H100", 80, "NVIDIA H100 80GB HBM3", 79.1, (9, 0), (989.4, 1978.9, 3350), 16, 18),
+    _row("H100", 80, "NVIDIA H100 PCIe", 79.1, (9, 0), (756.5, 1513.0, 2039), 2, 12, pcie=True),
+    _row("H100", 94, "NVIDIA H100 NVL", 93.1, (9, 0), (835.5, 1671.0, 3938), 2, 12),
+    _row("H200", 141, "NVIDIA H200", 139.8, (9, 0), (989.4, 1978.9, 4800), 16, 18),
+    _row("H20", 96, "NVIDIA H20", 95.2, (9, 0), (148.0, 296.0, 4000), 16, 18),
+    _row("B200", 180, "NVIDIA B200", 178.35, (10, 0), (2250.0, 4500.0, 8000), 16, 18),
+    _row("A100", 80, "NVIDIA A100-SXM4-80GB", 79.15, (8, 0), (312.0, None, 2039), 16, 12),
+    _row("A100", 80, "NVIDIA A100 80GB PCIe", 79.15, (8, 0), (312.0, None, 1935), 2, 12, pcie=True),
+    _row("A100", 40, "NVIDIA A100-SXM4-40GB", 39.39, (8, 0), (312.0, None, 1555), 16, 12),
+    _row("A100", 40, "NVIDIA A100-PCIE-40GB", 39.39, (8, 0), (312.0, None, 1555), 2, 12, pcie=True),
     _row("L40S", 48, "NVIDIA L40S", 44.4, (8, 9), (362.05, 733.0, 864), 1),
     _row("L4", 24, "NVIDIA L4", 22.05, (8, 9), (121.0, 242.5, 300), 1),
     _row("A10", 24, "NVIDIA A10|NVIDIA A10G", 22.05, (8, 6), (125.0, None, 600), 1),
-    _row("A6000", 48, "NVIDIA RTX A6000", 47.5, (8, 6), (154.8, None, 768), 2),
+    _row("A6000", 48, "NVIDIA RTX A6000", 47.5, (8, 6), (154.8, None, 768), 2, 4),
     _row("T4", 16, "Tesla T4|NVIDIA T4", 14.56, (7, 5), (65.0, None, 320), 1),
-    _row("RTX3090", 24, "NVIDIA GeForce RTX 3090", 23.58, (8, 6), (71.0, None, 936), 2),
+    _row("RTX3090", 24, "NVIDIA GeForce RTX 3090", 23.58, (8, 6), (71.0, None, 936), 2, 4),
     _row("RTX4090", 24, "NVIDIA GeForce RTX 4090", 23.55, (8, 9), (165.2, 330.3, 1008), 1),
     _row("RTX5090", 32, "NVIDIA GeForce RTX 5090", 31.36, (12, 0), (209.5, 419.0, 1792), 1),
 )
@@ -128,7 +135,8 @@ def parse_node_name(name: str) -> Node:
 
     Accepted: `4xA100-80GB-NVLink`; the count defaults to 1, the memory to the first model of that name, letter case
     and blanks do not matter. Without a link: NVLink when it can join that many of this GPU, PCIe otherwise, none for a
-    single GPU. `-PCIe` picks the PCIe card of a part that exists in both forms.
+    single GPU. `-PCIe` picks the PCIe card of a part that exists in both forms. How it is wired inside is assumed
+    (`assumed_topology`).
 
     Raises:
         UnknownName: not of this form, no such GPU or memory, a count outside 1..16, or NVLink on a card without it.
@@ -148,7 +156,8 @@ def parse_node_name(name: str) -> Node:
     if count == 1:
         link = Link.NONE
     gpus = tuple(model.gpu(index) for index in range(count))
-    return Node(name=_spell(count, model, link), gpus=gpus, link=link, simulated=True)
+    topology = assumed_topology(count, link, model.nvlinks)
+    return Node(name=_spell(count, model, link), gpus=gpus, link=link, simulated=True, topology=topology)
 
 
 def find_by_driver_name(driver_name: str, memory_bytes: int) -> GpuModel | None:

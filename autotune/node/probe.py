@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from autotune.errors import InvalidOption, UnsupportedHardware
+from autotune.node import nvml_topology
 from autotune.node.gpus import describe_gpus, find_by_driver_name
-from autotune.records import Gpu, Link, Node
+from autotune.node.topology import NamedTopology, subset
+from autotune.records import Gpu, GpuPath, Link, Node, Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,26 @@ class ProbedGpu:
     mig: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """One GPU's memory now, in bytes; what the driver keeps for itself is in neither.
+
+    Attributes:
+        total: what processes can have together.
+        used: what they have, whoever owns them.
+    """
+
+    total: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        """What a new process can have."""
+        return max(0, self.total - self.used)
+
+
 class GpuProbe(Protocol):
-    """Asks the driver. Called before a study, around every launch, and while a server stops.
+    """Asks the driver. Called before a study, around every launch and measurement, while a server stops, by `doctor`.
 
     Every call returns within a second or so and owns nothing. An index is one that `list_gpus` returned.
 
@@ -61,6 +81,30 @@ class GpuProbe(Protocol):
 
     def driver(self) -> str | None:
         """Driver version."""
+        ...
+
+    def memory(self, index: int) -> GpuMemory:
+        """Memory of one GPU now."""
+        ...
+
+    def topology(self) -> NamedTopology:
+        """How all physical GPUs are wired, by index; what the driver does not tell is unknown in it."""
+        ...
+
+    def peer_access(self, first: int, second: int) -> bool | None:
+        """Whether two GPUs can read each other's memory directly; None where the driver does not tell."""
+        ...
+
+    def energy_j(self, index: int) -> float | None:
+        """Joules that one GPU has used since the driver was loaded; differences count. None on older cards.
+
+        The counter has a resolution of 1 mJ and steps every 20 to 100 ms (nvmlDeviceGetTotalEnergyConsumption, from
+        Volta on).
+        """
+        ...
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver supports, e.g. (13, 0)."""
         ...
 
 
@@ -90,22 +134,54 @@ class NvmlProbe:
         return tuple(sorted(process.pid for process in found))
 
     def nvlink_joins(self, first: int, second: int) -> bool:
-        nvml = self._nvml
         try:
-            status = nvml.nvmlDeviceGetP2PStatus(
-                self._handle(first), self._handle(second), nvml.NVML_P2P_CAPS_INDEX_NVLINK
-            )
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
-            return False  # consumer cards and old drivers do not know the question
-        except nvml.NVMLError as error:
+            # The driver says of a GPU that it reaches itself over NVLink.
+            return first != second and nvml_topology.nvlink_joins(self._nvml, self._handle(first), self._handle(second))
+        except self._nvml.NVMLError as error:
             raise self._lost(error) from error
-        return bool(status == nvml.NVML_P2P_STATUS_OK)
 
     def driver(self) -> str | None:
         try:
             return _text(self._nvml.nvmlSystemGetDriverVersion())
         except self._nvml.NVMLError:
             return None
+
+    def memory(self, index: int) -> GpuMemory:
+        try:
+            memory = self._memory(self._handle(index))
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+        return GpuMemory(total=_usable(memory), used=int(memory.used))
+
+    def topology(self) -> NamedTopology:
+        try:
+            indices = tuple(range(self._nvml.nvmlDeviceGetCount()))
+            found = nvml_topology.read_topology(self._nvml, [self._handle(index) for index in indices])
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+        return NamedTopology(indices=indices, topology=found)
+
+    def peer_access(self, first: int, second: int) -> bool | None:
+        try:
+            return nvml_topology.peer_access(self._nvml, self._handle(first), self._handle(second))
+        except self._nvml.NVMLError as error:
+            raise self._lost(error) from error
+
+    def energy_j(self, index: int) -> float | None:
+        nvml = self._nvml
+        try:
+            return int(nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle(index))) / 1000
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            return None
+        except nvml.NVMLError as error:
+            raise self._lost(error) from error
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        try:
+            number = int(self._nvml.nvmlSystemGetCudaDriverVersion_v2())
+        except self._nvml.NVMLError:
+            return None
+        return number // 1000, number % 1000 // 10  # CUDA's own encoding: 12080 is 12.8
 
     def _handle(self, index: int) -> Any:
         return self._nvml.nvmlDeviceGetHandleByIndex(index)
@@ -129,7 +205,7 @@ class NvmlProbe:
             index=index,
             name=_text(nvml.nvmlDeviceGetName(handle)),
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            memory_bytes=int(memory.total) - int(getattr(memory, "reserved", 0)),
+            memory_bytes=_usable(memory),
             compute_capability=(int(major), int(minor)),
             mig=mig,
         )
@@ -161,13 +237,23 @@ def open_probe() -> NvmlProbe | None:
 
 @dataclass(slots=True, kw_only=True)
 class FakeGpuProbe:
-    """The seam's fake: holds what it is told. `used_bytes` and `pids` are by index and may be changed by a test."""
+    """The seam's fake: holds what it is told. What is by index may be changed by a test.
+
+    Attributes:
+        wiring: the topology of all its GPUs; None for one in which nothing is known but NVLink (`nvlink`).
+        peers: what `peer_access` answers for every pair.
+        energies_j: by index; a GPU that is not in it has no counter.
+    """
 
     gpus: tuple[ProbedGpu, ...] = ()
     used_bytes: dict[int, int] = field(default_factory=dict)
     pids: dict[int, tuple[int, ...]] = field(default_factory=dict)
     nvlink: bool = False
     version: str | None = "580.0"
+    cuda: tuple[int, int] | None = (13, 0)
+    wiring: Topology | None = None
+    peers: bool | None = True
+    energies_j: dict[int, float] = field(default_factory=dict)
 
     def list_gpus(self) -> tuple[ProbedGpu, ...]:
         return self.gpus
@@ -183,6 +269,31 @@ class FakeGpuProbe:
 
     def driver(self) -> str | None:
         return self.version
+
+    def memory(self, index: int) -> GpuMemory:
+        total = next(gpu.memory_bytes for gpu in self.gpus if gpu.index == index)
+        return GpuMemory(total=total, used=self.memory_used(index))
+
+    def topology(self) -> NamedTopology:
+        indices = tuple(gpu.index for gpu in self.gpus)
+        return NamedTopology(indices=indices, topology=self.wiring or self._unknown_wiring(indices))
+
+    def peer_access(self, first: int, second: int) -> bool | None:
+        return None if self.peers is None else self.peers and first != second
+
+    def energy_j(self, index: int) -> float | None:
+        return self.energies_j.get(index)
+
+    def cuda_version(self) -> tuple[int, int] | None:
+        return self.cuda
+
+    def _unknown_wiring(self, indices: tuple[int, ...]) -> Topology:
+        joined = [[self.nvlink_joins(a, b) for b in indices] for a in indices]
+        return Topology(
+            paths=tuple(tuple(GpuPath.NVLINK if cell else None for cell in row) for row in joined),
+            nvlinks=tuple(tuple(int(cell) for cell in row) for row in joined),
+            numa=(None,) * len(indices),
+        )
 
 
 def visible_gpus(gpus: Sequence[ProbedGpu], env: Mapping[str, str], requested: str | None) -> tuple[ProbedGpu, ...]:
@@ -225,6 +336,7 @@ def detect_node(
     *,
     shm_bytes: int | None = None,
     has_kfd: bool = False,
+    numa_nodes: int | None = None,
 ) -> Node | None:
     """The node as this process may use it; None when there is no GPU for us.
 
@@ -233,6 +345,7 @@ def detect_node(
         requested: the value of `--gpus`.
         shm_bytes: size of /dev/shm.
         has_kfd: whether /dev/kfd exists, which is how AMD's driver shows.
+        numa_nodes: of the machine (`machine.count_numa_nodes`).
 
     Raises:
         InvalidOption: see `visible_gpus`.
@@ -265,6 +378,7 @@ def detect_node(
         simulated=False,
         driver=probe.driver(),
         shm_bytes=shm_bytes,
+        topology=subset(probe.topology(), [gpu.index for gpu in visible], numa_nodes),
     )
 
 
@@ -296,6 +410,11 @@ def _find(gpus: Sequence[ProbedGpu], entry: str, option: str) -> ProbedGpu | Non
     # "GPU" alone would be the start of every UUID.
     starts = [gpu for gpu in gpus if len(entry) > 4 and gpu.uuid.lower().startswith(entry.lower())]
     return starts[0] if len(starts) == 1 else None
+
+
+def _usable(memory: Any) -> int:
+    """The total without the driver's reserve, which the first version of the call does not tell."""
+    return int(memory.total) - int(getattr(memory, "reserved", 0))
 
 
 def _text(value: str | bytes) -> str:

@@ -15,6 +15,7 @@ from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
     from autotune.promote import Promotion, StudyFacts, Target
+    from autotune.records import Config
     from autotune.report.view import StudyView
     from autotune.store.study_record import StudyRecord
 
@@ -63,7 +64,7 @@ def promote(
         view = view_of(store, stored, places, slo=slo)
         chosen = store.trial(study, _number(view, trial))
         deployment = deployment_from(
-            _facts(stored),
+            _facts(stored, chosen.config),
             chosen,
             name=name or study,
             created_at=datetime.now(UTC),
@@ -134,19 +135,29 @@ def _number(view: StudyView, given: int | None) -> int:
     return view.pick.number
 
 
-def _facts(study: StudyRecord) -> StudyFacts:
-    """The part of a study that a deployment is made of. Local model folders become absolute: another place reads it."""
+def _facts(study: StudyRecord, config: Config) -> StudyFacts:
+    """The part of a study that a deployment of `config` is made of.
+
+    Local model folders become absolute: another place reads it.
+    """
     from autotune.cli.views import node_of
+    from autotune.engine.flags import MODEL
     from autotune.promote import StudyFacts
 
-    model = study.identity["model"]
-    folder = Path(model).expanduser()
+    checkpoint = config.get(MODEL)
     spec = study.spec
     return StudyFacts(
         name=study.name,
-        model=str(folder.resolve()) if folder.is_dir() else model,
+        model=_absolute(study.identity["model"]),
+        checkpoints=((checkpoint, _absolute(checkpoint)),) if isinstance(checkpoint, str) else (),
         workload=str(spec.get("workload", "")),
         node=node_of(study),
         extra_args=tuple(str(word) for word in spec.get("extra_args", ())),
         command=tuple(str(word) for word in spec.get("command", ("vllm", "serve"))),
     )
+
+
+def _absolute(model: str) -> str:
+    """The whole path of a model that is a folder here; any other name as it is."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model

@@ -17,6 +17,9 @@ ENV_PREFIX = "env:"
 MANAGED_FLAGS = frozenset({"host", "port", "model", "uds", "config", "data-parallel-rpc-port"})
 """What a launch decides for itself; passed through, they would make it wait at the wrong door."""
 
+MODEL = "model"
+"""The parameter that names the checkpoint: a launch passes it in its own place, so it is no flag among the others."""
+
 SECRET_FLAGS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
 """Flags whose value is a secret, and the variable that carries it instead: what is inherited is not stored."""
 
@@ -63,11 +66,12 @@ class AcceptedFlags:
         return self.flags[at] if at < len(self.flags) and self.flags[at].name == name else None
 
     def problem(self, name: str, value: Value) -> str | None:
-        """Why this parser would refuse the parameter, one clause; None when it would not, or for `env:` ones.
+        """Why this parser would refuse the parameter, one clause; None when it would not.
 
-        Types and ranges are not in a help text, so only names, switches and closed sets are judged.
+        Types and ranges are not in a help text, so only names, switches and closed sets are judged; `env:` parameters
+        and `model` are no flags, and never refused.
         """
-        if name.startswith(ENV_PREFIX) or value is None:
+        if name.startswith(ENV_PREFIX) or name == MODEL or value is None:
             return None
         flag = self.get(name)
         if flag is None:
@@ -86,14 +90,14 @@ class AcceptedFlags:
 
 
 def to_argv(config: Config, accepted: AcceptedFlags | None = None) -> tuple[str, ...]:
-    """The flags of a config, in its order; `env:` parameters and None values (vLLM's default) are left out.
+    """The flags of a config, in its order; `env:` parameters, `model` and None values (vLLM's default) are left out.
 
     True is `--flag`, False `--no-flag`, or nothing for a switch without that form. A value that begins with a dash or
     is empty is written `--flag=value`, which argparse cannot mistake for another flag.
     """
     argv: list[str] = []
     for name, value in config:
-        if value is None or name.startswith(ENV_PREFIX):
+        if value is None or name == MODEL or name.startswith(ENV_PREFIX):
             continue
         if value is True:
             argv.append(f"--{name}")

@@ -7,6 +7,7 @@ from autotune.promote.parameters import (
     extra_value,
     flag_tokens,
     model_tokens,
+    served_model,
     split_parameters,
     without_secrets_and_place,
 )
@@ -40,4 +41,4 @@ def serve_line(model: str, config: Config, *, fixed: Config | None = None, extra
     flags, environment, _ = split_parameters(fixed, config)
     extra, _ = without_secrets_and_place(extra_args)
     prefix = ["env", *(f"{name}={value}" for name, value in environment)] if environment else []
-    return shell_line([*prefix, "vllm", "serve", model, *flag_tokens(flags), *extra])
+    return shell_line([*prefix, "vllm", "serve", served_model(model, config), *flag_tokens(flags), *extra])

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from autotune.errors import InvalidOption, NotPromotable
-from autotune.promote.parameters import extra_value, split_parameters, without_secrets_and_place
+from autotune.promote.parameters import extra_value, served_model, split_parameters, without_secrets_and_place
 from autotune.records import (
     Config,
     Estimate,
@@ -42,6 +42,8 @@ class StudyFacts:
     """What a promotion needs to know of a study.
 
     Attributes:
+        model: the study's; a trial that chose a checkpoint of its own is deployed with that.
+        checkpoints: where that checkpoint lies here, by the name that its config has, for those that are folders.
         fixed: parameters that every trial of the study had.
         extra_args: what followed `--`, passed to the server verbatim.
         command: the server command up to the model, e.g. ("vllm", "serve").
@@ -54,6 +56,12 @@ class StudyFacts:
     fixed: Config | None = None
     extra_args: tuple[str, ...] = ()
     command: tuple[str, ...] = ("vllm", "serve")
+    checkpoints: tuple[tuple[str, str], ...] = ()
+
+    def model_of(self, config: Config) -> str:
+        """The model that a deployment of `config` serves."""
+        served = served_model(self.model, config)
+        return dict(self.checkpoints).get(served, served)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +188,14 @@ def deployment_from(
         raise InvalidOption("--port", port, "1..65535")
     flags, environment, secrets = split_parameters(study.fixed, trial.config)
     extra, extra_secrets = without_secrets_and_place(study.extra_args)
-    _check_words(study.model, bind, extra, flags, environment, study.command)
+    model = study.model_of(trial.config)
+    _check_words(model, bind, extra, flags, environment, study.command)
     gpus = trial.gpus if study.node.gpu_count else 0
     if gpu_indices and len(gpu_indices) != gpus:
         raise InvalidOption("--gpus", ",".join(map(str, gpu_indices)), f"exactly {gpus} GPUs, as the config uses")
     return Deployment(
         name=name,
-        model=study.model,
+        model=model,
         flags=flags,
         environment=environment,
         secret_names=tuple(dict.fromkeys(("HF_TOKEN", *secrets, *extra_secrets))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from autotune.engine.flags import SECRET_FLAGS, to_argv, to_env
+from autotune.engine.flags import MODEL, SECRET_FLAGS, to_argv, to_env
 from autotune.errors import InvalidOption
 from autotune.records import Config, Value
 
@@ -21,6 +21,8 @@ def split_parameters(
     fixed: Config | None, config: Config
 ) -> tuple[tuple[tuple[str, Value], ...], tuple[tuple[str, str], ...], tuple[str, ...]]:
     """The fixed parameters and a config over them, as (flags, environment, names of secrets), ordered by name.
+
+    The checkpoint (`model`) is no flag; see `served_model`.
 
     Raises:
         InvalidOption: a name that is no flag and no variable.
@@ -46,7 +48,7 @@ def split_parameters(
             raise InvalidOption(name, value, "a flag name of letters, digits, dashes and dots")
         if flag in SECRET_FLAGS:
             secrets.append(SECRET_FLAGS[flag])
-        elif flag not in PLACE_FLAGS:
+        elif flag not in PLACE_FLAGS and flag != MODEL:
             flags[flag] = value
     return tuple(flags.items()), tuple(environment.items()), tuple(secrets)
 
@@ -86,6 +88,12 @@ def extra_value(extra_args: tuple[str, ...], flag: str) -> str | None:
 def flag_tokens(flags: Iterable[tuple[str, Value]]) -> tuple[str, ...]:
     """Flags as the engine launched them when they were measured; see `engine.flags.to_argv`."""
     return to_argv(Config(params=tuple(flags)))
+
+
+def served_model(model: str, config: Config) -> str:
+    """The checkpoint that a config serves: its own where checkpoints were searched, else the study's model."""
+    own = config.get(MODEL)
+    return own if isinstance(own, str) else model
 
 
 def model_tokens(command: tuple[str, ...], model: str) -> tuple[str, ...]:

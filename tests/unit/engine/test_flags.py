@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.engine.flags import (
+    MODEL,
     STORE_TRUE_FLAGS,
     AcceptedFlags,
     FlagSpec,
@@ -64,6 +65,14 @@ def test_environment_switches_are_ones_and_zeros() -> None:
     assert to_argv(config) == ()
 
 
+def test_the_checkpoint_is_no_flag(accepted: AcceptedFlags) -> None:
+    config = Config.of({"model": "org/m-AWQ", "max-num-seqs": 4})
+    assert to_argv(config) == ("--max-num-seqs", "4") == to_argv(config, accepted)
+    assert accepted.problem("model", "org/m-AWQ") is None
+    assert AcceptedFlags(flags=()).problem("model", "org/m-AWQ") is None
+    assert from_argv(["--model", "m"]).get("model") == "m"  # so that it can be refused among the extra arguments
+
+
 def test_switches_without_a_negative_form(accepted: AcceptedFlags) -> None:
     off = Config.of({"disable-log-stats": False, "enforce-eager": False})
     assert to_argv(off) == ("--no-enforce-eager",)
@@ -102,7 +111,7 @@ def test_words_that_belong_to_no_flag(argv: list[str]) -> None:
 
 
 names = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,8}){0,3}", fullmatch=True).filter(
-    lambda name: not name.startswith("no-") and name not in STORE_TRUE_FLAGS
+    lambda name: not name.startswith("no-") and name not in STORE_TRUE_FLAGS and name != MODEL
 )
 NUMBER_LIKE = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?", re.IGNORECASE)
 values = (

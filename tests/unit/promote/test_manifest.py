@@ -5,7 +5,7 @@ import pytest
 from promote_cases import NODE, bash_words, deployment, measurement, trial
 
 from autotune.errors import InvalidOption, NotPromotable
-from autotune.promote import Target, render, serve_argv, serve_line
+from autotune.promote import StudyFacts, Target, render, serve_argv, serve_line
 from autotune.promote.manifest import official_image
 from autotune.promote.rendering import provenance_lines
 from autotune.records import Caveat, Config, LevelRole, Outcome, ServerFacts
@@ -23,6 +23,29 @@ def test_the_command_line_holds_the_config_and_nothing_else() -> None:
         *("--shutdown-timeout", "40"),
         "--trust-remote-code",
     )
+
+
+def test_the_trials_own_checkpoint_is_the_model() -> None:
+    own = trial({"model": "org/m-AWQ", "max-num-seqs": 8})
+    made = deployment(own)
+    assert made.model == "org/m-AWQ"
+    assert made.flags == (("max-num-seqs", 8),)
+    assert serve_argv(made)[:5] == ("vllm", "serve", "org/m-AWQ", "--max-num-seqs", "8")
+    assert "# model       org/m-AWQ" in render(made, [Target.SHELL])[0].text
+    for target in Target:
+        for file in render(made, [target]):
+            assert "Llama-3.1-8B-Instruct" not in file.text, target
+    assert serve_line("org/m", own.config) == "vllm serve org/m-AWQ --max-num-seqs 8"
+    assert serve_line("org/m", Config.of({"model": None})) == "vllm serve org/m"
+
+
+def test_a_checkpoint_in_a_folder_is_rendered_where_it_lies() -> None:
+    own = trial({"model": "./awq"})
+    with pytest.raises(InvalidOption, match="absolute path"):
+        deployment(own)
+    facts = StudyFacts(name="s", model="org/m", workload="chat", node=NODE, checkpoints=(("./awq", "/models/awq"),))
+    assert facts.model_of(own.config) == "/models/awq"
+    assert facts.model_of(trial().config) == "org/m"
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.MEASURED])

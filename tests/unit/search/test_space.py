@@ -105,7 +105,7 @@ GOOD = "name: s\nparameters:\n  max-num-seqs: {choices: [1, 2]}\n"
         ("name: s\nparameters:\n  a: {choices: [[1]]}\n", "parameters.a.choices[0]", "plain values"),
         ("name: s\nparameters:\n  a: {choices: [1, 2, 1.0]}\n", "parameters.a.choices[2]", "each choice once"),
         ("name: s\nparameters:\n  a: {choices: [.nan]}\n", "line 3, column 17", "finite"),
-        ("name: s\nparameters:\n  a: {choices: [1], range: 3}\n", "parameters.a.range", "keys choices, why, when"),
+        ("name: s\nparameters:\n  a: {choices: [1], rang: 3}\n", "parameters.a.rang", "keys choices, range, why, when"),
         ("name: s\nparameters:\n  --a: {choices: [1]}\n", "parameters.--a", "without dashes"),
         ("name: s\nparameters:\n  port: {choices: [1]}\n", "parameters.port", "does not set itself"),
         (GOOD + "fixed: {api-key: x}\n", "fixed.api-key", "no secrets"),

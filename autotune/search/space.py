@@ -135,13 +135,14 @@ class SearchSpace:
         through grows with the conditions and not with the space.
         """
         # What the conditions from here on ask about; parents come first, so each is dropped behind its last child.
-        needed = [frozenset[str]()] * (len(self.parameters) + 1)
-        for index in range(len(self.parameters) - 1, -1, -1):
-            needed[index] = needed[index + 1] | self.parameters[index].parents
+        order = self._children_early()
+        needed = [frozenset[str]()] * (len(order) + 1)
+        for index in range(len(order) - 1, -1, -1):
+            needed[index] = needed[index + 1] | order[index].parents
         # Choices by position: 1 and true are equal as keys.
         choices = {parameter.name: parameter.choices for parameter in self.parameters}
         counts: Counter[tuple[tuple[str, int], ...]] = Counter({(): 1})
-        for index, parameter in enumerate(self.parameters):
+        for index, parameter in enumerate(order):
             after: Counter[tuple[tuple[str, int], ...]] = Counter()
             for chosen, configs in counts.items():
                 kept = tuple(pair for pair in chosen if pair[0] in needed[index + 1])
@@ -159,6 +160,17 @@ class SearchSpace:
                 return None
             counts = after
         return sum(counts.values())
+
+    def _children_early(self) -> list[Parameter]:
+        """The parameters, each as soon as its parents are placed: what has to be remembered when counting is least."""
+        waiting, placed, order = list(self.parameters), {name for name, _ in self.fixed}, []
+        while waiting:
+            ready = (one for one in waiting if one.conditional and one.parents <= placed)
+            parameter = next(ready, waiting[0])
+            waiting.remove(parameter)
+            placed.add(parameter.name)
+            order.append(parameter)
+        return order
 
 
 def load_space(name_or_path: str) -> SearchSpace:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from autotune.bottleneck import Setting
 from autotune.engine.command import VllmCommand, choose_command, question_words, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, ask_flags, known_flags
 from autotune.engine.flags import MANAGED_FLAGS, SECRET_FLAGS, AcceptedFlags, from_argv
@@ -81,6 +82,26 @@ class StudyPlan:
     slo: Slo | None
     pick_rule: PickRule | None
     notes: tuple[str, ...]
+
+    @property
+    def shapes(self) -> tuple[tuple[str, ModelShape], ...]:
+        """Known shapes by model name: of the study's model, and of checkpoints that the space searches."""
+        return () if self.shape is None else ((self.recipe.model, self.shape),)
+
+    @property
+    def reachable_hits(self) -> float | None:
+        """Share of the prompt tokens that the workload lets a prefix cache serve, 0..1."""
+        return None
+
+    def setting(self, config: Config) -> Setting:
+        """What a trial of `config` is judged with."""
+        return Setting(
+            node=self.node,
+            shape=dict(self.shapes).get(str(config.get("model", self.recipe.model))),
+            reachable_hits=self.reachable_hits,
+            vllm_version=self.vllm_version,
+            extra=Config.of(dict(self.extra)),
+        )
 
     @property
     def simulated(self) -> bool:
@@ -162,6 +183,13 @@ RESOLVED_FLAGS = frozenset(
         "enable-chunked-prefill",
         "enforce-eager",
         "block-size",
+        "enable-expert-parallel",
+        "api-server-count",
+        "async-scheduling",
+        "stream-interval",
+        "max-cudagraph-capture-size",
+        "performance-mode",
+        "quantization",
     }
 )
 """Flags whose meaning is fully in ResolvedSettings."""

@@ -125,6 +125,9 @@ def spec_of(plan: StudyPlan) -> StudySpec:
         choices=tuple((parameter.name, parameter.choices) for parameter in plan.space.parameters),
         spec={
             "node": encode(plan.node),
+            "shapes": {name: encode(shape) for name, shape in plan.shapes},
+            "needed_len": plan.workload.max_model_len_needed,
+            "reachable_hits": plan.reachable_hits,
             "workload": plan.workload.name,
             "command": list(shown_argv(plan.command.words)) if plan.command else ["vllm", "serve"],
             "extra_args": list(recipe.extra_args),

@@ -32,6 +32,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.search.asked import asked_rule, asked_slo
+from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
 from autotune.search.proposer import Proposer
 from autotune.store.folder import StudyFolder
@@ -119,12 +120,14 @@ class StudyRun:
         for config in self.plan.starting_points:
             if self.plan.effective(config) not in tried:
                 return config, Origin.ENQUEUED
+        learnt = lessons(trials, self.plan.setting)
         proposed = self.proposer.propose(
             trials,
             is_allowed=lambda config: (
                 config in self.feasible and self.plan.effective(self.plan.complete(config)) not in tried
             ),
             budget=self.study.target_trials,
+            is_discouraged=lambda config: is_discouraged(self.plan.complete(config), learnt),
         )
         return None if proposed is None else (self.plan.complete(proposed), Origin.SAMPLER)
 

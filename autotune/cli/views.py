@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from autotune.engine.flags import from_argv
 from autotune.errors import StorageError, UnknownName
-from autotune.records import Node, PickRule, Trial
-from autotune.report.view import StudyView
+from autotune.records import ModelShape, Node, PickRule, Trial
+from autotune.report.view import Background, StudyView
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.store.codec import decode
@@ -56,6 +57,29 @@ def node_of(study: StudyRecord) -> Node:
         raise StorageError(f"study {study.name!r}: its stored node cannot be read ({error})") from None
 
 
+def background_of(study: StudyRecord) -> Background:
+    """What verdicts and remedies are worked out from; a study of an older version says less of it.
+
+    Raises:
+        StorageError: the stored study cannot be read.
+    """
+    spec, version = study.spec, study.identity.get("vllm_version", "unknown")
+    words = [str(word) for word in spec.get("extra_args", ())]
+    try:
+        shapes = tuple((name, decode(ModelShape, found)) for name, found in spec.get("shapes", {}).items())
+    except ValueError as error:
+        raise StorageError(f"study {study.name!r}: its stored model shape cannot be read ({error})") from None
+    return Background(
+        model=study.identity["model"],
+        node=node_of(study) if "node" in spec else None,
+        shapes=shapes,
+        needed_len=spec.get("needed_len"),
+        reachable_hits=spec.get("reachable_hits"),
+        vllm_version=None if version == "unknown" else version,
+        extra=from_argv(words),
+    )
+
+
 def view_of(
     store: Store, study: StudyRecord, places: Places, *, slo: str | None = None, rule: PickRule | None = None
 ) -> StudyView:
@@ -84,4 +108,5 @@ def view_of(
         pick=pick(trials, rule=asked_rule(spec, rule), slo=limit),
         slo=limit,
         directory=str(places.folder(study.name).path),
+        background=background_of(study),
     )

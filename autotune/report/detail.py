@@ -5,7 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autotune.records import Failure, Latency, LevelRole, Measurement, ServerFacts, Trial
+from autotune.advice import Advice
+from autotune.bottleneck import Verdict
+from autotune.records import Failure, Latency, LevelRole, Measurement, ServerFacts, Trial, TrialResult
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
 from autotune.report.view import StudyView
@@ -44,15 +46,7 @@ def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: s
     result = trial.result
     if result is None:
         return parts
-    if result.failure:
-        parts.append(_failure(result.failure))
-    if result.measurements:
-        ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
-        levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
-        if levels:
-            parts += [_levels(levels, mark), _server_said(levels, mark)]
-        if ramp:
-            parts.append(_ramp(ramp, mark))
+    parts += [*_why(view, trial, mark), *_measured(result, mark)]
     if result.facts:
         parts.append(_resolved(result.facts, mark))
     if result.phase_seconds:
@@ -67,6 +61,22 @@ def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: s
             add(doubts, printable(caveat.code), Text(f"{printable(caveat.text)} → {printable(caveat.remedy)}"))
         parts.append(titled("Doubts", doubts))
     return parts
+
+
+def _why(view: StudyView, trial: Trial, mark: str) -> list[RenderableType]:
+    """What failed, or what held it back."""
+    if trial.result and trial.result.failure:
+        return [_failure(trial.result.failure, view.remedies(trial))]
+    limits = view.verdicts(trial)
+    return [_limits(limits, view.remedies(trial), mark)] if limits else []
+
+
+def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
+    """The load levels, and the ramp that found them."""
+    ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
+    levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
+    parts: list[RenderableType] = [_levels(levels, mark), _server_said(levels, mark)] if levels else []
+    return [*parts, _ramp(ramp, mark)] if ramp else parts
 
 
 def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> Group:
@@ -89,7 +99,20 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     return titled(f"Trial {trial.number}{mark}", table)
 
 
-def _failure(failure: Failure) -> Group:
+def _limits(found: tuple[Verdict, ...], remedies: tuple[Advice, ...], mark: str) -> Group:
+    """The bottleneck with its evidence, what else was near a limit, and what to turn."""
+    table = pairs()
+    for place, verdict in enumerate(found):
+        add(table, "limit" if place == 0 else "also", f"{verdict.limit}: {verdict.text}")
+        for line in verdict.evidence:
+            add(table, "", f"because {printable(line)}")
+    for place, advice in enumerate(remedies, start=1):
+        add(table, f"remedy {place}", printable(advice.text))
+    return titled(f"What held it back{mark}", table)
+
+
+def _failure(failure: Failure, remedies: tuple[Advice, ...]) -> Group:
+    """The numbered remedies where they can be worked out, the log's general ones otherwise."""
     table = pairs()
     add(table, "class", str(failure.kind))
     add(table, "line", Text(printable(failure.line) if failure.line else "no line of the log says it"))
@@ -97,7 +120,8 @@ def _failure(failure: Failure) -> Group:
         add(table, printable(name), printable(str(value)))
     if failure.exit_status is not None:
         add(table, "exit status", str(failure.exit_status))
-    for place, remedy in enumerate(failure.remedies, start=1):
+    texts = [advice.text for advice in remedies] or list(failure.remedies)
+    for place, remedy in enumerate(texts, start=1):
         add(table, f"remedy {place}", printable(remedy))
     return titled("What went wrong", table)
 

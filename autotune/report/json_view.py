@@ -59,6 +59,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "attempts": trial.attempts,
         "clock": str(result.clock) if result else None,
         "on_front": trial.number in view.front,
+        "limit": next((str(verdict.limit) for verdict in view.verdicts(trial)), None),
         "caveats": [_caveat(caveat) for caveat in trial.caveats],
     }
 
@@ -86,6 +87,14 @@ def show_document(
         }
         if failure
         else None,
+        "limits": [
+            {"limit": str(found.limit), "text": found.text, "evidence": list(found.evidence)}
+            for found in view.verdicts(trial)
+        ],
+        "remedies": [
+            {"text": advice.text, "moves": [{"parameter": m.parameter, "toward": str(m.toward)} for m in advice.moves]}
+            for advice in view.remedies(trial)
+        ],
         "resolved": _facts(result.facts) if result and result.facts else None,
         "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
         "levels": [_level(level) for level in result.measurements] if result else [],

@@ -45,6 +45,7 @@ def as_text(renderable: RenderableType, *, width: int = 120) -> str:
 def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
+    parts += limit_lines(view)
     parts += doubt_lines(view)
     if view.directory:
         parts.append(Text(f"Written to {printable(view.directory)}"))
@@ -135,6 +136,18 @@ def _why_no_pick(view: StudyView) -> str:
         f"no trial is sure to meet {view.slo} (the upper bound of its p95 TTFT counts); the nearest is trial "
         f"{nearest.number} with {brief_latency(view.joined(nearest).ttft_p95_s)}."
     )
+
+
+def limit_lines(view: StudyView) -> list[RenderableType]:
+    """What held the front and the baseline back, one line a limit; `show` has the evidence."""
+    kinds: dict[str, list[int]] = {}
+    for trial in view.compared_trials:
+        for verdict in view.verdicts(trial)[:1]:
+            kinds.setdefault(str(verdict.limit), []).append(trial.number)
+    if not kinds:
+        return []
+    said = "; ".join(f"{limit} (trial {', '.join(map(str, sorted(found)))})" for limit, found in kinds.items())
+    return [Text(f"Held back by{_mark(view)}: {said}\n")]
 
 
 def doubt_lines(view: StudyView) -> list[RenderableType]:

@@ -3,10 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from autotune.records import Outcome, Pick, Slo, Trial
+from autotune.advice import Advice, advise
+from autotune.bottleneck import Setting, Verdict, verdicts
+from autotune.records import Config, ModelShape, Node, Outcome, Pick, Slo, Trial
+from autotune.search.lessons import case_of
 from autotune.search.objective import Figures, joined_figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """What a study ran on and under, for verdicts and remedies; None where the stored study does not say.
+
+    Attributes:
+        shapes: by the name that a config's `model` parameter, or else the study, gives.
+        needed_len: tokens of the workload's longest request.
+        reachable_hits: share of the prompt tokens that the workload lets a prefix cache serve.
+        extra: flags that every launch had beside its config.
+    """
+
+    model: str
+    node: Node | None = None
+    shapes: tuple[tuple[str, ModelShape], ...] = ()
+    needed_len: int | None = None
+    reachable_hits: float | None = None
+    vllm_version: str | None = None
+    extra: Config = field(default_factory=lambda: Config.of({}))
+
+    def setting(self, config: Config) -> Setting:
+        """What a trial of `config` is judged with; its own checkpoint's shape where `model` is searched."""
+        return Setting(
+            node=self.node,
+            shape=dict(self.shapes).get(str(config.get("model", self.model))),
+            reachable_hits=self.reachable_hits,
+            vllm_version=self.vllm_version,
+            extra=self.extra,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +67,23 @@ class StudyView:
     pick: Pick | None = None
     slo: Slo | None = None
     directory: str | None = None
+    background: Background | None = None
+
+    def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:
+        """What held a measured trial back, strongest first; empty where it cannot be told."""
+        return verdicts(trial, self.background.setting(trial.config) if self.background else Setting())
+
+    def remedies(self, trial: Trial) -> tuple[Advice, ...]:
+        """The guide's remedies with this trial's numbers: for its failure, or for its strongest limit."""
+        if self.background is None or trial.result is None:
+            return ()
+        case = case_of(trial, self.background.setting(trial.config), self.background.needed_len)
+        if case is None:
+            return ()
+        if trial.result.failure:
+            return advise(trial.result.failure.kind, case)
+        found = self.verdicts(trial)
+        return advise(found[0].limit, case) if found else ()
 
     def trial(self, number: int) -> Trial | None:
         """The trial of that number; None when there is none."""

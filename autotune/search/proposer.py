@@ -69,7 +69,7 @@ class Proposer:
         self.seed = seed
         self._dials = tuple(Dial.of(parameter) for parameter in space.parameters)
         self._names = {parameter.name for parameter in space.parameters}
-        self._conditional = any(parameter.when for parameter in space.parameters)
+        self._conditional = space.conditional
         self._size = space.size
         self._listed: list[Config] | None = None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -79,6 +79,7 @@ class Proposer:
         history: Sequence[Trial],
         is_allowed: Callable[[Config], bool] = lambda _: True,
         budget: int | None = None,
+        is_discouraged: Callable[[Config], bool] = lambda _: False,
     ) -> Config | None:
         """A config of the space that was not tried yet; None when none is left.
 
@@ -86,12 +87,22 @@ class Proposer:
             history: all trials so far, running ones included. Their configs may hold more than the space's parameters.
             is_allowed: the rules; asked about each candidate. What they refuse is forgotten afterwards.
             budget: trials the study is meant to have; sets how many of them are random.
+            is_discouraged: what is proposed only when nothing else is found; see `search.lessons`.
         """
         tried = {self._key(trial.config) for trial in history}
 
-        def fresh(config: Config) -> bool:
+        def allowed(config: Config) -> bool:
             return self._key(config) not in tried and is_allowed(config)
 
+        def preferred(config: Config) -> bool:
+            return allowed(config) and not is_discouraged(config)
+
+        found = self._propose(history, tried, preferred, budget)
+        return found if found is not None else self._propose(history, tried, allowed, budget)
+
+    def _propose(
+        self, history: Sequence[Trial], tried: set[str], fresh: Callable[[Config], bool], budget: int | None
+    ) -> Config | None:
         number = max((trial.number for trial in history), default=-1) + 1
         found: Config | None = None
         if self.sampler_name == "qmc":

@@ -291,3 +291,14 @@ def test_halton_points_are_even(seed):
         assert max(found.values()) - min(found.values()) <= 2
     # Jointly as well: 60 random draws would leave about 22 of the 60 configs out, a run in order of one parameter 45.
     assert len({config.hash for config in points}) >= 40
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2", "random", "qmc", "grid"])
+def test_what_is_discouraged_comes_last_and_is_not_lost(name):
+    """The remedies are a preference: everything else first, then what they speak against."""
+    tried = space(parameter("a", 0, 1, 2, 3), parameter("b", 0, 1))
+    proposer = Proposer(tried, name, seed=3)
+    history: list[Trial] = []
+    while (config := proposer.propose(history, is_discouraged=lambda config: config.get("a") == 2)) is not None:
+        history.append(measure(len(history), config))
+    assert [trial.config.get("a") == 2 for trial in history] == [False] * 6 + [True] * 2

@@ -1,0 +1,322 @@
+"""What held a measured config back (guide G38), from what its throughput level showed. Pure.
+
+Each verdict names one limit with the numbers it rests on; the strongest comes first. Where the server or the client
+counted something (preemptions, waiting requests, late sends), that decides. What nobody counts (how busy the matrix
+units, the memory and the links were) is worked out from the figures and the model's shape with the simulator's
+coefficients, and says "about". GPU counters would refine it; none are read yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from autotune.errors import InvalidOption
+from autotune.node.defaults import ResolvedSettings, resolve
+from autotune.records import Config, Gpu, LevelRole, Link, Measurement, ModelShape, Node, ServerDelta, Trial
+from autotune.simulator.step_time import Coefficients
+from autotune.units import format_seconds
+
+STEADY_PREEMPTION_SHARE = 0.05
+"""Preemptions per completed request from which they are a storm; a few are fine (G37)."""
+
+FULL_KV = 0.95
+ROOMY_KV = 0.90
+QUEUE_SHARE = 0.05
+"""Waiting requests, as a share of the running ones, from which a queue is one."""
+
+BUSY_SHARE = 0.6
+"""Share of a resource's time from which it is called the limit."""
+
+MISSED_HITS_SHARE = 0.5
+"""Of the prefix-cache hits that the workload allows; fewer are missed ones."""
+
+MIN_REACHABLE_SHARE = 0.1
+
+
+class Limit(StrEnum):
+    """What a config is held back by."""
+
+    KV_MEMORY = "kv_memory"
+    SEQUENCE_CAP = "sequence_cap"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    COMMUNICATION = "communication"
+    PREFIX_MISSED = "prefix_missed"
+    API_SERVER = "api_server"
+    CLIENT = "client"
+    LIGHT_LOAD = "light_load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One limit.
+
+    Attributes:
+        strength: 0..1, how sure and how tight; orders the verdicts of a trial.
+        text: the verdict in one sentence.
+        evidence: the numbers it rests on.
+    """
+
+    limit: Limit
+    strength: float
+    text: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a trial ran on and under; None where it is not known.
+
+    Attributes:
+        reachable_hits: share of the prompt tokens that the workload lets a prefix cache serve, 0..1.
+        extra: flags beside the config.
+    """
+
+    node: Node | None = None
+    shape: ModelShape | None = None
+    reachable_hits: float | None = None
+    vllm_version: str | None = None
+    extra: Config = field(default_factory=lambda: Config.of({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    level: Measurement
+    server: ServerDelta
+    settings: ResolvedSettings | None
+    shape: ModelShape | None
+    gpu: Gpu | None
+    link: Link
+    reachable_hits: float | None
+    caveats: frozenset[str]
+
+
+def verdicts(trial: Trial, setting: Setting) -> tuple[Verdict, ...]:
+    """What held `trial` back, strongest first; empty for a trial without a throughput level.
+
+    `LIGHT_LOAD` stands only where nothing else does: the load was too light to show a limit.
+    """
+    level = trial.result.of_role(LevelRole.THROUGHPUT) if trial.result else None
+    if level is None:
+        return ()
+    evidence = _gather(trial, level, setting)
+    found = [verdict for check in _CHECKS for verdict in check(evidence)]
+    if not found:
+        found = list(_light_load(evidence))
+    return tuple(sorted(found, key=lambda verdict: -verdict.strength))
+
+
+def settings_of(config: Config, setting: Setting) -> ResolvedSettings | None:
+    """What the server of `config` ran with; None when that cannot be worked out."""
+    if setting.node is None or setting.shape is None:
+        return None
+    try:
+        return resolve(config, setting.node, setting.shape, setting.vllm_version, setting.extra.as_dict())
+    except InvalidOption:
+        return None
+
+
+def _gather(trial: Trial, level: Measurement, setting: Setting) -> _Evidence:
+    node = setting.node
+    return _Evidence(
+        level=level,
+        server=level.server or ServerDelta(),
+        settings=settings_of(trial.config, setting),
+        shape=setting.shape,
+        gpu=node.gpus[0] if node is not None and node.gpus else None,
+        link=node.link if node is not None else Link.NONE,
+        reachable_hits=setting.reachable_hits,
+        caveats=frozenset(caveat.code for caveat in level.caveats),
+    )
+
+
+def _client(e: _Evidence) -> Iterator[Verdict]:
+    late = next((caveat for caveat in e.level.caveats if caveat.code == "client_late"), None)
+    if late is not None:
+        yield Verdict(
+            limit=Limit.CLIENT,
+            strength=1.0,
+            text="The load client was the limit: it sent requests late, so the server's own limit was not seen.",
+            evidence=(late.text,),
+        )
+
+
+def _kv_memory(e: _Evidence) -> Iterator[Verdict]:
+    used, waiting, preempted = e.server.kv_usage_max, e.server.waiting_max, e.server.preemptions
+    storm = preempted is not None and preempted > STEADY_PREEMPTION_SHARE * max(1, e.level.completed)
+    full = used is not None and used >= FULL_KV and _queue(e)
+    if not storm and not full:
+        return
+    evidence = []
+    if preempted:
+        evidence.append(f"{preempted} preemptions in {e.level.completed} requests")
+    if used is not None:
+        evidence.append(f"KV cache used up to {used:.0%}")
+    if waiting:
+        evidence.append(f"up to {waiting:.0f} requests waited")
+    yield Verdict(
+        limit=Limit.KV_MEMORY,
+        strength=0.95 if storm else 0.85,
+        text="KV memory is the limit: requests wait, or are preempted and computed again, for want of blocks.",
+        evidence=tuple(evidence),
+    )
+
+
+def _sequence_cap(e: _Evidence) -> Iterator[Verdict]:
+    running, waiting, used = e.server.running_max, e.server.waiting_max, e.server.kv_usage_max
+    if e.settings is None or running is None or waiting is None or not _queue(e):
+        return
+    cap = e.settings.max_num_seqs * e.settings.data_parallel
+    if running < 0.98 * cap or (used is not None and used >= ROOMY_KV):
+        return
+    room = "" if used is None else f" while the KV cache was used up to {used:.0%} only"
+    yield Verdict(
+        limit=Limit.SEQUENCE_CAP,
+        strength=0.8,
+        text="max-num-seqs is the limit: requests wait for a place in the batch, not for memory.",
+        evidence=(f"{running:.0f} of {cap} places taken and up to {waiting:.0f} requests waiting{room}",),
+    )
+
+
+def _api_server(e: _Evidence) -> Iterator[Verdict]:
+    rate, output = e.level.request_rps, e.level.output_tok_s
+    if rate is None or output is None or e.settings is None:
+        return
+    c, s = Coefficients(), e.settings
+    servers = s.api_server_count or s.data_parallel
+    prompt_tok_s = rate.value * (e.level.prompt_tokens or 0) / max(1, e.level.completed)
+    per_second = rate.value * c.api_request_s + prompt_tok_s * c.api_prompt_token_s
+    per_second += output.value * (c.api_token_s + c.api_chunk_s / s.stream_interval)
+    busy = per_second / servers
+    bunched = next((caveat for caveat in e.level.caveats if caveat.code == "bunched_chunks"), None)
+    if busy < BUSY_SHARE and bunched is None:
+        return
+    count = f"{servers} API server process{'es' if servers > 1 else ''}"
+    evidence = [f"{output.value:,.0f} output tokens/s and {rate.value:.1f} requests/s need about {busy:.0%} of {count}"]
+    if bunched is not None:
+        evidence.append(bunched.text)
+    if busy >= BUSY_SHARE:
+        yield Verdict(
+            limit=Limit.API_SERVER,
+            strength=min(0.9, busy),
+            text="The API server process is near its limit: one core handles every request and every chunk.",
+            evidence=tuple(evidence),
+        )
+
+
+def _communication(e: _Evidence) -> Iterator[Verdict]:
+    s, shape, tpot = e.settings, e.shape, e.level.tpot_s
+    if s is None or shape is None or tpot is None or s.tensor_parallel < 2:
+        return
+    c = Coefficients()
+    nvlink = e.link is Link.NVLINK
+    once = c.allreduce_latency_s if nvlink else c.allreduce_pcie_latency_s
+    batch = (e.server.running_max or 1.0) / s.data_parallel
+    rate = c.nvlink_bytes_per_s if nvlink else c.pcie_bytes_per_s
+    payload = 2 * (s.tensor_parallel - 1) / s.tensor_parallel * batch * shape.hidden_size * 2 / rate
+    spent = 2 * shape.layers / s.pipeline_parallel * (once + payload)
+    share = min(1.0, spent / tpot.p50.value)
+    if share < 0.25:
+        return
+    yield Verdict(
+        limit=Limit.COMMUNICATION,
+        strength=min(0.9, 0.4 + share),
+        text="The links are the limit: a large part of each step goes into all-reduces between the GPUs.",
+        evidence=(
+            f"TP {s.tensor_parallel} over {'NVLink' if nvlink else 'PCIe'}: about {format_seconds(spent)} of "
+            f"all-reduces in a step of {format_seconds(tpot.p50.value)} ({share:.0%})",
+        ),
+    )
+
+
+def _prefix_missed(e: _Evidence) -> Iterator[Verdict]:
+    reachable = e.reachable_hits
+    if reachable is None or reachable < MIN_REACHABLE_SHARE:
+        return
+    off = e.settings is not None and not e.settings.prefix_caching
+    hits = e.server.prefix_hit_share
+    if not off and (hits is None or hits >= MISSED_HITS_SHARE * reachable):
+        return
+    seen = "prefix caching is off" if off else f"{hits or 0:.0%} of the prompt tokens were hits"
+    yield Verdict(
+        limit=Limit.PREFIX_MISSED,
+        strength=0.75,
+        text="Prefix-cache hits are missed: prompts repeat what was computed before.",
+        evidence=(f"{seen}; this workload allows about {reachable:.0%}",),
+    )
+
+
+def _roofline(e: _Evidence) -> Iterator[Verdict]:
+    """Prefill-bound where prompts take most of the matrix units' time, decode-bound where steps take as long as
+    reading weights and KV does."""
+    s, shape, gpu, tpot, rate = e.settings, e.shape, e.gpu, e.level.tpot_s, e.level.request_rps
+    if s is None or shape is None or gpu is None or rate is None or not e.level.completed:
+        return
+    if gpu.bf16_flops is None or gpu.memory_bytes_per_s is None or e.level.prompt_tokens is None:
+        return
+    c = Coefficients()
+    active = shape.active_parameters or shape.parameters
+    computed = e.level.prompt_tokens * (1 - (e.server.prefix_hit_share or 0.0))
+    prompt_tok_s = rate.value * computed / e.level.completed
+    prefill = prompt_tok_s * 2 * active / (gpu.bf16_flops * c.sustained_compute_share * s.gpus)
+    if prefill >= 0.5:
+        yield Verdict(
+            limit=Limit.PREFILL,
+            strength=min(0.7, prefill),
+            text="Prefill is the limit: the matrix units spend most of their time on prompts.",
+            evidence=(
+                f"{prompt_tok_s:,.0f} prompt tokens/s keep {s.gpus} GPU{'s' if s.gpus > 1 else ''} busy for about "
+                f"{min(1.0, prefill):.0%} of the time",
+            ),
+        )
+        return
+    if tpot is None or e.server.running_max is None:
+        return
+    context = (e.level.prompt_tokens + (e.level.output_tokens or 0) / 2) / e.level.completed
+    kv_share = 0.5 if s.kv_cache_dtype.startswith("fp8") else 1.0
+    kv_bytes = e.server.running_max / s.data_parallel * context * shape.kv_bytes_per_token * kv_share
+    group = s.tensor_parallel * s.pipeline_parallel
+    weights = shape.weight_bytes * (active / shape.parameters if shape.parameters else 1.0)
+    read_s = (weights / c.weight_read_share + kv_bytes / c.kv_read_share) / group / gpu.memory_bytes_per_s
+    share = min(1.0, read_s / tpot.p50.value)
+    if share >= 0.5:
+        yield Verdict(
+            limit=Limit.DECODE,
+            strength=min(0.65, share),
+            text="Decode is the limit: each step waits for weights and KV to be read from GPU memory.",
+            evidence=(
+                f"about {format_seconds(read_s)} of reading in a step of {format_seconds(tpot.p50.value)} "
+                f"({share:.0%})",
+            ),
+        )
+
+
+def _light_load(e: _Evidence) -> Iterator[Verdict]:
+    if _queue(e) or e.server.running_max is None:
+        return
+    used = e.server.kv_usage_max
+    room = "" if used is None else f", KV cache used up to {used:.0%}"
+    yield Verdict(
+        limit=Limit.LIGHT_LOAD,
+        strength=0.3,
+        text="No limit was reached: the load was too light to show one.",
+        evidence=(f"{e.server.running_max:.0f} requests ran at once and none waited{room}",),
+    )
+
+
+def _queue(e: _Evidence) -> bool:
+    waiting, running = e.server.waiting_max, e.server.running_max
+    return bool(waiting) and (running is None or (waiting or 0.0) > QUEUE_SHARE * running)
+
+
+_CHECKS: tuple[Callable[[_Evidence], Iterator[Verdict]], ...] = (
+    _client,
+    _kv_memory,
+    _sequence_cap,
+    _api_server,
+    _communication,
+    _prefix_missed,
+    _roofline,
+)

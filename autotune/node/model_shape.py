@@ -1,8 +1,10 @@
-"""The shape of a dense decoder, read from a `config.json`: a local folder, the Hugging Face cache, or our catalogue.
+"""The shape of a decoder, read from a `config.json`: a local folder, the Hugging Face cache, the shipped catalogue.
 
-Only plain dense decoders with a gated MLP are sized. Everything else (mixture of experts, MLA, quantised weights,
-hybrid or sliding-window layers, vision towers) is refused by name: a wrong size would admit configs that run out of
-memory. Nothing here touches the network.
+Decoders of all the kinds that `node.layer_kinds` knows are sized: dense, mixtures of experts, latent attention,
+sliding windows, layers with a state, quantised checkpoints, and the text model of vision-language ones. An
+architecture that is not in the table but reads as a decoder is sized with a doubt that says so. Refused by name is
+only what has no such reading (encoders, pure state-space models): a wrong size would admit configs that run out of
+memory.
 """
 
 from __future__ import annotations
@@ -16,73 +18,58 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, UnknownName
-from autotune.records import ModelShape
+from autotune.node.config_json import DecoderConfig, read_decoder
+from autotune.node.families import Family
+from autotune.node.layer_kinds import LayerKind, Mixer, Mlp, layer_kinds
+from autotune.node.quantized import Quantization, UnknownQuantization, read_quantization
+from autotune.node.towers import towers_parameters
+from autotune.node.weights_count import (
+    BYTES_16BIT,
+    Part,
+    expert_size,
+    layer_attention,
+    layer_parts,
+    layer_shape,
+    shared_size,
+)
+from autotune.records import AttentionKind, Experts, LayerShape, ModelShape
 from autotune.yaml_input import existing_file
 
-# What sets the parameter count of each architecture apart from the Llama arithmetic: biases on q, k and v, and
-# RMS norms of one head each on q and k (vllm/model_executor/models/{llama,qwen2,qwen3,phi3}.py).
-_QKV_BIAS = {"Qwen2ForCausalLM"}
-_QK_NORM = {"Qwen3ForCausalLM"}
-DENSE_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Phi3ForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
+# Keys whose presence (with a truthy value) gives a model no reading as a plain stack of decoder layers, and why.
+_NO_READING = (
+    ("is_encoder_decoder", "an encoder beside its decoder"),
+    ("altup_num_inputs", "embeddings of its own in every layer"),
+    ("linear_attn_config", "delta attention of Kimi's kind"),
+    ("ssm_cfg", "no attention at all"),
+    ("rwkv_version", "no attention at all"),
+    ("mamba_enabled", "memory layers of a kind that is not known here"),
 )
-_MODEL_TYPES = {"llama", "mistral", "phi3", "qwen2", "qwen3"}
-
-# Keys whose presence (with a truthy value) makes a model something else than plain dense, and the word for it.
-_NOT_DENSE = (
-    ("quantization_config", "quantised weights"),
-    ("compression_config", "quantised weights"),
-    ("num_experts", "a mixture of experts"),
-    ("num_local_experts", "a mixture of experts"),
-    ("n_routed_experts", "a mixture of experts"),
-    ("kv_lora_rank", "multi-head latent attention"),
-    ("full_attention_interval", "hybrid attention"),
-    ("attn_layer_indices", "hybrid attention"),
-    ("sliding_window_pattern", "sliding-window layers"),
-    ("vision_config", "a vision tower"),
-    ("audio_config", "an audio tower"),
-    ("is_encoder_decoder", "an encoder"),
-)
+_UNREAD_TYPES = {
+    "mamba": "no attention at all",
+    "mamba2": "no attention at all",
+    "falcon_mamba": "no attention at all",
+    "rwkv": "no attention at all",
+    "falcon_h1": "attention and a state side by side in each layer",
+    "zamba": "attention shared between layers",
+    "zamba2": "attention shared between layers",
+    "recurrent_gemma": "recurrent layers",
+    "longcat_flash": "two attentions in each layer",
+    "kimi_linear": "delta attention of Kimi's kind",
+    "gemma3n": "embeddings of its own in every layer",
+    "gemma3n_text": "embeddings of its own in every layer",
+    "t5": "an encoder beside its decoder",
+    "bert": "an encoder and no decoder",
+    "whisper": "an encoder beside its decoder",
+    "deci": "layers of different sizes",
+    "nemotron-nas": "layers of different sizes",
+    "mllama": "layers that attend to images only",
+}
 
 
 class UnsizedModel(InvalidFile):
     """A readable config.json of a model whose memory we do not compute; a real server may well serve it."""
-
-
-_MOST = 1 << 30
-"""No size of a real model comes near it; products of larger ones leave the range of floats."""
-
-
-class _ConfigJson(BaseModel):
-    """The border: keys of a Hugging Face config.json that decide a dense model's size. Others are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    architectures: list[str] | None = None
-    model_type: str | None = None
-    num_hidden_layers: int = Field(gt=0, le=_MOST)
-    hidden_size: int = Field(gt=0, le=_MOST)
-    intermediate_size: int = Field(gt=0, le=_MOST)
-    num_attention_heads: int = Field(gt=0, le=_MOST)
-    num_key_value_heads: int | None = Field(default=None, gt=0, le=_MOST)
-    head_dim: int | None = Field(default=None, gt=0, le=_MOST)
-    vocab_size: int = Field(gt=0, le=_MOST)
-    max_position_embeddings: int = Field(gt=0, le=_MOST)
-    tie_word_embeddings: bool = False
-    attention_bias: bool | None = None
-    mlp_bias: bool = False
-    sliding_window: int | None = None
-    use_sliding_window: bool | None = None
-    layer_types: list[str] | None = None
-    torch_dtype: str | None = None
-    dtype: str | None = None
 
 
 def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home: Path | None = None) -> ModelShape:
@@ -97,7 +84,7 @@ def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home:
     Raises:
         UnknownName: found in none of them; the hint says where we looked.
         InvalidFile: a config.json that cannot be read or lacks a key.
-        UnsizedModel: a model that is not a plain dense decoder.
+        UnsizedModel: a model that cannot be sized.
     """
     folder = existing_file(name_or_path)
     if folder is not None and folder.is_dir():
@@ -141,96 +128,153 @@ def hub_cache(env: Mapping[str, str], home: Path) -> Path:
 def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> ModelShape:
     """The shape that a parsed config.json describes; `file` is named in errors.
 
-    A nested `text_config` is followed. Missing KV heads mean one per head; a missing `head_dim` is hidden / heads.
-
     Raises:
-        InvalidFile: a key is missing or has the wrong type.
-        UnsizedModel: not a plain dense decoder.
+        InvalidFile: a key is missing, has the wrong type, or contradicts another.
+        UnsizedModel: a model that cannot be read as a stack of decoder layers.
     """
-    text = config.get("text_config")
-    inner = {**config, **text} if isinstance(text, Mapping) else config
-    _refuse_unsized(config, inner, file)
-    try:
-        parsed = _ConfigJson.model_validate(dict(inner))
-    except ValidationError as error:
-        raise _as_invalid_file(error, inner, file) from None
-    _refuse_sliding_windows(parsed, file)
-    kv_heads = parsed.num_key_value_heads or parsed.num_attention_heads
-    if parsed.num_attention_heads % kv_heads:
-        raise InvalidFile(
-            file, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({parsed.num_attention_heads})"
-        )
-    if _head_dim(parsed) < 1:
-        raise InvalidFile(file, "hidden_size", parsed.hidden_size, f"at least the {parsed.num_attention_heads} heads")
-    parameters = _count_parameters(parsed, kv_heads)
-    # vLLM's dtype "auto" loads a float32 checkpoint in 16 bit.
-    dtype = (parsed.dtype or parsed.torch_dtype or "bfloat16").removeprefix("torch.")
+    _refuse_unread(config, file)
+    decoder, family = read_decoder(config, file=file)
+    kinds = layer_kinds(decoder, family, file=file)
+    quantization = _quantization(config, file)
+    layers = _layers(decoder, family, kinds, quantization, nested="text_config" in config)
+    tower = towers_parameters(config, decoder.hidden_size, file=file)
+    tables = _table_parameters(decoder, family)
+    parameters = sum(layer.parameters for layer in layers) + tables + tower
+    held = sum(layer.split_bytes + layer.replicated_bytes + layer.expert_bytes for layer in layers)
+    experts = _expert_record(decoder, family, kinds)
+    plain = _is_plain(layers, kinds, quantization)
     return ModelShape(
         name=name,
-        layers=parsed.num_hidden_layers,
-        hidden_size=parsed.hidden_size,
-        intermediate_size=parsed.intermediate_size,
-        heads=parsed.num_attention_heads,
-        kv_heads=kv_heads,
-        head_dim=_head_dim(parsed),
-        vocab_size=parsed.vocab_size,
-        max_position_embeddings=parsed.max_position_embeddings,
-        weight_bytes=2 * parameters,
+        layers=decoder.num_hidden_layers,
+        hidden_size=decoder.hidden_size,
+        intermediate_size=decoder.intermediate_size_mlp or decoder.intermediate_size,
+        heads=decoder.num_attention_heads,
+        kv_heads=decoder.kv_heads,
+        head_dim=decoder.qk_head_dim,
+        vocab_size=decoder.vocab_size,
+        max_position_embeddings=decoder.max_position_embeddings,
+        weight_bytes=held + BYTES_16BIT * (tables + tower),
         parameters=parameters,
-        tie_word_embeddings=parsed.tie_word_embeddings,
-        dtype="bfloat16" if dtype == "float32" else dtype,
+        tie_word_embeddings=decoder.tie_word_embeddings,
+        dtype=_dtype(decoder),
+        architecture=_architecture(config, decoder),
+        decoder=() if plain else layers,
+        experts=experts,
+        active_parameters=_active(layers, parameters, tower) if experts else None,
+        quantization=quantization.method if quantization else None,
+        weight_bits=quantization.weight_bits if quantization else 16,
+        kv_cache_dtype=quantization.kv_cache_dtype if quantization else None,
+        other_bytes=BYTES_16BIT * tower,
+        doubt=_doubt(family, kinds, quantization, tower),
     )
 
 
-def _head_dim(config: _ConfigJson) -> int:
-    return config.head_dim or config.hidden_size // config.num_attention_heads
+def _layers(
+    decoder: DecoderConfig,
+    family: Family,
+    kinds: tuple[LayerKind, ...],
+    quantization: Quantization | None,
+    *,
+    nested: bool,
+) -> tuple[LayerShape, ...]:
+    """Layers of one kind are computed once, unless the checkpoint leaves some of them in 16 bit."""
+
+    @functools.cache
+    def parts_of(kind: LayerKind) -> tuple[Part, ...]:
+        return layer_parts(decoder, family, kind)
+
+    @functools.cache
+    def shape_of(kind: LayerKind, layer: int) -> LayerShape:
+        attention = layer_attention(decoder, kind)
+        return layer_shape(attention, parts_of(kind), layer=layer, quantization=quantization, nested=nested)
+
+    return tuple(shape_of(kind, layer if quantization else 0) for layer, kind in enumerate(kinds))
 
 
-def _count_parameters(config: _ConfigJson, kv_heads: int) -> int:
-    """Parameters of a decoder with gated MLP, RMS norms and rotary positions, biases and head norms included."""
-    arch = _architecture(config)
-    head_dim, hidden = _head_dim(config), config.hidden_size
-    q_size, kv_size = config.num_attention_heads * head_dim, kv_heads * head_dim
-    attention = hidden * (q_size + 2 * kv_size) + q_size * hidden
-    if arch in _QKV_BIAS:
-        attention += q_size + 2 * kv_size
-    elif config.attention_bias:
-        attention += q_size + 2 * kv_size + hidden
-    if arch in _QK_NORM:
-        attention += 2 * head_dim
-    mlp = 3 * hidden * config.intermediate_size
-    if config.mlp_bias:
-        mlp += 2 * config.intermediate_size + hidden
-    embeddings = config.vocab_size * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_hidden_layers * (attention + mlp + 2 * hidden) + hidden + embeddings
+def _is_plain(layers: tuple[LayerShape, ...], kinds: tuple[LayerKind, ...], quantization: Quantization | None) -> bool:
+    """Layers that are all alike with full attention and 16 bit: `ModelShape.decoder` stays empty for them."""
+    alike = len(set(layers)) == 1 and layers[0].attention.kind is AttentionKind.FULL
+    return alike and kinds[0].mlp is Mlp.DENSE and quantization is None
 
 
-def _architecture(config: _ConfigJson) -> str:
-    for arch in config.architectures or ():
-        if arch in DENSE_ARCHITECTURES:
-            return arch
-    return next((a for a in DENSE_ARCHITECTURES if a.lower().startswith(f"{config.model_type}for")), "LlamaForCausalLM")
+def _table_parameters(decoder: DecoderConfig, family: Family) -> int:
+    """Embedding, output head, positions and the norms around the layers."""
+    hidden = decoder.hidden_size
+    norms = hidden * family.norm_values * (2 if family.embedding_norm else 1)
+    positions = 0
+    if family.learned_positions is not None:
+        positions = (decoder.max_position_embeddings + family.learned_positions) * hidden
+    tables = decoder.vocab_size * hidden * (1 if decoder.tie_word_embeddings else 2)
+    return tables + norms + positions + (decoder.vocab_size if family.head_bias else 0)
 
 
-def _refuse_unsized(outer: Mapping[str, Any], inner: Mapping[str, Any], file: str) -> None:
-    # Some dense configs carry the keys with 0, 1 or null: only more than one expert makes a mixture.
-    for key, what in _NOT_DENSE:
-        value = outer.get(key) or inner.get(key)
-        if value and not (key.startswith(("num_", "n_")) and value == 1):
-            raise _unsized(file, key, value, what)
-    archs, kind = inner.get("architectures") or [], inner.get("model_type")
-    # Wrappers (…ForConditionalGeneration) around a dense text model name the dense kind in text_config.model_type.
-    if set(archs) & set(DENSE_ARCHITECTURES) or kind in _MODEL_TYPES:
-        return
-    raise _unsized(file, "architectures", archs or kind, "an architecture we do not know to be plain dense")
+def _active(layers: tuple[LayerShape, ...], parameters: int, tower: int) -> int:
+    idle = sum(layer.parameters - layer.active_parameters for layer in layers)
+    return parameters - tower - idle
 
 
-def _refuse_sliding_windows(config: _ConfigJson, file: str) -> None:
-    if config.layer_types and set(config.layer_types) != {"full_attention"}:
-        raise _unsized(file, "layer_types", sorted(set(config.layer_types)), "layers of several kinds")
-    window = config.sliding_window
-    if window and config.use_sliding_window is not False and window < config.max_position_embeddings:
-        raise _unsized(file, "sliding_window", window, "sliding-window attention")
+def _expert_record(decoder: DecoderConfig, family: Family, kinds: tuple[LayerKind, ...]) -> Experts | None:
+    if not any(kind.mlp is Mlp.EXPERTS for kind in kinds) or not decoder.num_experts:
+        return None
+    shared = decoder.n_shared_experts or (1 if shared_size(decoder, family) else 0)
+    return Experts(
+        count=decoder.num_experts,
+        per_token=min(decoder.num_experts, decoder.num_experts_per_tok or 1),
+        intermediate_size=expert_size(decoder),
+        shared=shared,
+    )
+
+
+def _dtype(decoder: DecoderConfig) -> str:
+    # vLLM's dtype "auto" loads a float32 checkpoint in 16 bit.
+    dtype = (decoder.dtype or "bfloat16").removeprefix("torch.")
+    return "bfloat16" if dtype == "float32" else dtype
+
+
+def _architecture(config: Mapping[str, Any], decoder: DecoderConfig) -> str:
+    outer = config.get("architectures")
+    if isinstance(outer, list) and outer and isinstance(outer[0], str):
+        return outer[0]
+    return (decoder.architectures or ["LlamaForCausalLM"])[0]
+
+
+def _quantization(config: Mapping[str, Any], file: str) -> Quantization | None:
+    raw, key = config.get("quantization_config"), "quantization_config"
+    if raw is None:
+        raw, key = config.get("compression_config"), "compression_config"
+    text = config.get("text_config")
+    if raw is None and isinstance(text, Mapping):
+        raw, key = text.get("quantization_config"), "text_config.quantization_config"
+    try:
+        return read_quantization(raw, file=file, key=key)
+    except UnknownQuantization as error:
+        method = str(error)
+        raise _unsized(file, key, method, f"weights quantised by {method!r}") from None
+
+
+def _refuse_unread(config: Mapping[str, Any], file: str) -> None:
+    text = config.get("text_config")
+    inner: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
+    kinds = (config.get("model_type"), inner.get("model_type"))
+    for kind in kinds:
+        if isinstance(kind, str) and kind in _UNREAD_TYPES:
+            raise _unsized(file, "model_type", kind, _UNREAD_TYPES[kind])
+    for key, what in _NO_READING:
+        if inner.get(key):
+            raise _unsized(file, key, inner[key], what)
+
+
+def _doubt(family: Family, kinds: tuple[LayerKind, ...], quantization: Quantization | None, tower: int) -> str | None:
+    doubts = []
+    if not family.known:
+        doubts.append(f"the architecture {family.name!r} is not known here; it is read as a decoder of Llama's kind")
+    if any(kind.mixer in (Mixer.LIGHTNING, Mixer.SHORT_CONV, Mixer.MAMBA) for kind in kinds):
+        doubts.append("the state of its layers is computed, not checked against a recorded start")
+    if quantization is not None and quantization.doubt:
+        doubts.append(quantization.doubt)
+    if tower:
+        doubts.append("the size of its vision or audio tower is an estimate")
+    return "; ".join(doubts) or None
 
 
 def _unsized(file: str, key: str, value: object, what: str) -> UnsizedModel:
@@ -238,15 +282,10 @@ def _unsized(file: str, key: str, value: object, what: str) -> UnsizedModel:
         file,
         key,
         value,
-        f"a plain dense decoder ({', '.join(DENSE_ARCHITECTURES)})",
-        hint=f"This model has {what}, whose memory and speed are not computed yet, so it cannot be simulated.",
+        "a model that reads as a stack of decoder layers",
+        hint=f"This model has {what}, whose memory and speed are not computed, so it cannot be simulated; "
+        "a real server can still be tuned.",
     )
-
-
-def _as_invalid_file(error: ValidationError, config: Mapping[str, Any], file: str) -> InvalidFile:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    return InvalidFile(file, key, config.get(key), first["msg"])
 
 
 def _read(path: Path, name: str) -> ModelShape:

@@ -171,6 +171,7 @@ class ModelShape:
         weight_bits: of the quantised matrices.
         kv_cache_dtype: what `auto` means for this checkpoint when it is not the model's dtype, e.g. `fp8`.
         other_bytes: weights outside the decoder, embedding and head: vision and audio towers, projectors.
+        doubt: what is not sure about this reading, for people; None when nothing is.
     """
 
     name: str
@@ -194,6 +195,7 @@ class ModelShape:
     weight_bits: int = 16
     kv_cache_dtype: str | None = None
     other_bytes: int = 0
+    doubt: str | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:

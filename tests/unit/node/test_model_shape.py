@@ -155,16 +155,13 @@ def test_broken_config_files(content: object, says: str, tmp_path: Path, nowhere
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised"),
-        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "mixture of experts"),
-        ({"architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512}, "latent"),
-        ({"layer_types": ["full_attention", "sliding_attention"] * 16}, "several kinds"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, "sliding-window"),
-        ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "not know to be plain dense"),
-        ({"vision_config": {"depth": 24}}, "vision tower"),
+        ({"is_encoder_decoder": True}, "an encoder"),
+        ({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}, "no attention"),
+        ({"model_type": "falcon_h1"}, "side by side"),
+        ({"quantization_config": {"quant_method": "holographic"}}, "holographic"),
     ],
 )
-def test_models_that_are_not_plain_dense_are_refused(extra: dict[str, Any], says: str) -> None:
+def test_models_without_a_reading_are_refused_and_the_message_says_why(extra: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsizedModel) as caught:
         shape_from_config({**LLAMA_8B, **extra}, name="m", file="config.json")
     assert says in str(caught.value)

@@ -1,36 +1,68 @@
-"""Does it fit, and how many KV tokens: the arithmetic of vLLM's start-up profile for dense models. Pure.
+"""Does it fit, and how many KV tokens: the arithmetic of vLLM's start-up profile. Pure.
 
-    available KV = utilisation x GPU memory - weights - peak of the profiling run - memory outside torch
+    available KV = utilisation x GPU memory - weights - peak of the profiling run - memory outside torch [- graphs]
 
-Calibrated on recorded starts of vLLM 0.25.1 (Llama-3.1-8B on one H200, tests/data/memory); the terms are written as
-sizes of the tensors they stand for, so that they carry over to other shapes and splits:
+Calibrated on recorded starts of vLLM 0.25.1 (tests/data/memory); docs/memory.md says which terms are measured, read in
+the source, or assumed. The terms are sizes of the tensors they stand for, so that they carry over to other shapes:
 
-* weights: parameters of the largest pipeline stage over TP, plus the rotary table (positions x head size);
-* activations: per batched token the MLP's gate-up and its product (3 x intermediate / TP) and about 3.5 rows of the
-  hidden size, in 16 bit (recorded: 0.88 GiB at 8,192 tokens with the compile cache warm);
-* first compile: the profile of a graph that is compiled now peaks at one embedding shard (0.98 GiB here) plus two
-  hidden rows per token, where that is more (recorded: 0.99, 1.01, 1.10 GiB at 512, 2,048, 8,192 tokens). That the
-  constant is the embedding is our inference: the sizes agree to 0.01 GiB, no source line says it;
-* 0.22 GiB outside torch (recorded, every row of one GPU). NCCL buffers of TP > 1 are not measured and not counted.
-
-CUDA graphs come on top of the requested share and are not part of it (recorded: 0.16 to 0.98 GiB captured).
+* weights: of the fullest GPU of a pipeline stage, see `_stage_weight_bytes`;
+* activations: the largest of what the profiling run holds at a time, see `node.activations`;
+* 0.22 GiB outside torch (recorded, every row of one GPU); with several GPUs `PARALLEL_BYTES` on top (assumed);
+* CUDA graphs: part of the budget from 0.21 on where the runner estimates them, otherwise on top of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from autotune.node.defaults import ResolvedSettings
-from autotune.records import Gpu, ModelShape
+from autotune.node.activations import activation_peak, graph_bytes_in_budget
+from autotune.node.defaults import ResolvedSettings, Version
+from autotune.node.kv_capacity import (
+    ONE_BYTE_KV_DTYPES,
+    TWO_BYTE_KV_DTYPES,
+    KvLayout,
+    kv_layout,
+    kv_value_bytes,
+)
+from autotune.node.layers import (
+    BYTES_16BIT,
+    embedding_bytes,
+    experts_per_rank,
+    layer_shapes,
+    padded_vocab,
+    rest_bytes,
+    stage_layers,
+    stage_starts,
+)
+from autotune.records import AttentionKind, Gpu, LayerShape, ModelShape
 from autotune.units import GIB
 
-BYTES_16BIT = 2
+__all__ = [
+    "CALIBRATED_VERSION",
+    "MemoryEstimate",
+    "NON_TORCH_BYTES",
+    "ONE_BYTE_KV_DTYPES",
+    "PARALLEL_BYTES",
+    "TWO_BYTE_KV_DTYPES",
+    "activation_peak",
+    "embedding_bytes",
+    "estimate",
+    "kv_bytes_per_layer",
+    "kv_layout_of",
+    "kv_tokens_from_bytes",
+    "longest_request",
+    "padded_vocab",
+    "stage_layers",
+    "stage_weights",
+]
+
+CALIBRATED_VERSION: Version = (0, 25, 1)
+"""The vLLM that every estimate is for where no version is given."""
+
 NON_TORCH_BYTES = round(0.22 * GIB)
-ACTIVATION_HIDDEN_ROWS = 3.5
-COMPILE_HIDDEN_ROWS = 2
-VOCAB_PADDING = 64
-ONE_BYTE_KV_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
-TWO_BYTE_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "half"})
+PARALLEL_BYTES = round(0.45 * GIB)
+"""Communicators and buffers of NCCL and of the custom all-reduce on a GPU that works with others. Assumed: nothing
+recorded states it alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +71,12 @@ class MemoryEstimate:
 
     Attributes:
         available_kv_bytes: left for KV; negative when not even weights and activations fit.
-        kv_tokens: capacity of one replica, whole blocks, as vLLM logs it; 0 when nothing is left.
+        kv_tokens: capacity of one replica, as vLLM logs it; 0 when nothing is left.
         max_concurrency: requests of `max_model_len` tokens that fit at once, as vLLM logs it.
         needed_kv_bytes: what one request of `max_model_len` tokens needs on that GPU.
+        non_torch_bytes: context, communicators.
+        graph_bytes: CUDA graphs that vLLM counts in the budget; 0 where they come on top of it.
+        stage: number of the pipeline stage that decides, 0-based.
     """
 
     weights_bytes_per_gpu: int
@@ -50,6 +85,9 @@ class MemoryEstimate:
     kv_tokens: int
     max_concurrency: float
     needed_kv_bytes: int
+    non_torch_bytes: int = NON_TORCH_BYTES
+    graph_bytes: int = 0
+    stage: int = 0
 
     @property
     def fits(self) -> bool:
@@ -57,104 +95,216 @@ class MemoryEstimate:
         return self.available_kv_bytes >= self.needed_kv_bytes
 
 
-def estimate(shape: ModelShape, gpu: Gpu, settings: ResolvedSettings, *, compiled: bool = False) -> MemoryEstimate:
+def estimate(
+    shape: ModelShape,
+    gpu: Gpu,
+    settings: ResolvedSettings,
+    *,
+    compiled: bool = False,
+    version: Version = CALIBRATED_VERSION,
+) -> MemoryEstimate:
     """Memory of one GPU under `settings`.
 
     Args:
         compiled: the graph is already in the compile cache, so the profile does not see the compiler's peak. The
             first start of a config is False, the pessimistic side (0.23 GiB of 112 on the recorded node).
+        version: of vLLM; decides the tokens of sliding layers and whether graphs count.
 
     Raises:
         ValueError: a KV dtype whose size is not known here.
     """
-    budget = settings.gpu_memory_utilization * gpu.memory_bytes
-    peak = activation_peak(shape, settings, compiled=compiled)
-    blocks_needed = -(-settings.max_model_len // settings.block_size)
-    stages: list[tuple[int, int, int, int]] = []
-    for stage, layers in enumerate(stage_layers(shape.layers, settings.pipeline_parallel)):
-        weights = stage_weights(shape, settings, stage, layers)
-        available = int(budget - weights - peak - NON_TORCH_BYTES)
-        block_bytes = settings.block_size * layers * kv_bytes_per_layer(shape, settings)
-        stages.append((max(0, available // block_bytes), available, block_bytes * blocks_needed, weights))
-    # Every rank takes the block count of the poorest one.
-    blocks, available, needed, weights = min(stages, key=lambda s: (s[0], s[1] - s[2]))
+    plan = _plan_of(shape, settings)
+    peak = activation_peak(shape, settings, compiled=compiled, version=version)
+    graphs = graph_bytes_in_budget(shape, settings, version)
+    outside = NON_TORCH_BYTES
+    if settings.tensor_parallel > 1 or settings.pipeline_parallel > 1:
+        outside += PARALLEL_BYTES
+    room = settings.gpu_memory_utilization * gpu.memory_bytes - peak - outside - graphs
+    per_request = plan.layout.blocks_per_request(settings, version)
+    blocks, margin, stage, available, needed = None, 0, 0, 0, 0
+    for number, (weights, block_bytes) in enumerate(
+        zip(plan.stage_weights, plan.layout.stage_block_bytes, strict=True)
+    ):
+        left = int(room - weights)
+        holds = max(0, left // block_bytes) if block_bytes else None
+        spare = left - block_bytes * per_request
+        # Every rank takes the block count of the poorest one; a stage that keeps nothing does not limit it.
+        if blocks is None or (holds is not None and (holds, spare) < (blocks, margin)):
+            blocks, margin, stage, available, needed = holds or 0, spare, number, left, block_bytes * per_request
+    assert blocks is not None  # there is at least one stage
     return MemoryEstimate(
-        weights_bytes_per_gpu=weights,
+        weights_bytes_per_gpu=plan.stage_weights[stage],
         activation_peak_bytes=peak,
         available_kv_bytes=available,
-        kv_tokens=blocks * settings.block_size,
-        max_concurrency=blocks / blocks_needed,
+        kv_tokens=plan.layout.tokens(blocks, per_request, settings, version),
+        max_concurrency=blocks / per_request,
         needed_kv_bytes=needed,
+        non_torch_bytes=outside,
+        graph_bytes=graphs,
+        stage=stage,
     )
 
 
-def kv_tokens_from_bytes(shape: ModelShape, settings: ResolvedSettings, available_kv_bytes: int) -> int:
-    """Tokens that vLLM makes of a logged "Available KV cache memory": whole blocks of the deepest stage."""
-    layers = max(stage_layers(shape.layers, settings.pipeline_parallel))
-    block_bytes = settings.block_size * layers * kv_bytes_per_layer(shape, settings)
-    return max(0, available_kv_bytes // block_bytes) * settings.block_size
+def kv_tokens_from_bytes(
+    shape: ModelShape, settings: ResolvedSettings, available_kv_bytes: int, *, version: Version = CALIBRATED_VERSION
+) -> int:
+    """Tokens that vLLM makes of a logged "Available KV cache memory": whole blocks of the fullest stage."""
+    layout = kv_layout_of(shape, settings)
+    blocks = max(0, available_kv_bytes // max(layout.stage_block_bytes))
+    return layout.tokens(blocks, layout.blocks_per_request(settings, version), settings, version)
 
 
-def kv_bytes_per_layer(shape: ModelShape, settings: ResolvedSettings) -> int:
-    """K and V of one token in one layer on one GPU; KV heads are replicated when TP exceeds them.
+def longest_request(
+    shape: ModelShape, settings: ResolvedSettings, available_kv_bytes: int, *, version: Version = CALIBRATED_VERSION
+) -> int:
+    """Largest max_model_len of which one request fits, in whole blocks where all layers are alike; 0 for none.
+
+    Never above the settings' own max_model_len.
+    """
+    layout = kv_layout_of(shape, settings)
+    blocks = available_kv_bytes // max(layout.stage_block_bytes)
+    low, high = 0, settings.max_model_len
+    while low < high:
+        middle = (low + high + 1) // 2
+        if layout.blocks_per_request(replace(settings, max_model_len=middle), version) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def kv_layout_of(shape: ModelShape, settings: ResolvedSettings) -> KvLayout:
+    """How the KV pool is cut under `settings`.
 
     Raises:
         ValueError: a KV dtype whose size is not known here.
     """
-    if settings.kv_cache_dtype in ONE_BYTE_KV_DTYPES:
-        width = 1
-    elif settings.kv_cache_dtype in TWO_BYTE_KV_DTYPES:
-        width = BYTES_16BIT
-    else:
-        raise ValueError(f"the size of KV dtype {settings.kv_cache_dtype!r} is not known")
-    heads = max(1, shape.kv_heads // settings.tensor_parallel)
-    return 2 * heads * shape.head_dim * width
+    return _plan_of(shape, settings).layout
 
 
-def stage_layers(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage.
+def kv_bytes_per_layer(shape: ModelShape, settings: ResolvedSettings) -> int:
+    """K and V of one token in one full-attention layer on one GPU; KV heads are replicated when TP exceeds them.
 
-    What does not divide goes one each to the stages before the last, backwards, because the ends hold the embeddings
-    (vLLM 0.32 `distributed/utils.py` get_pp_indices).
+    Raises:
+        ValueError: a KV dtype whose size is not known here.
     """
-    counts = [layers // stages] * stages
-    for back in range(layers % stages):
-        counts[-2 - back] += 1
-    return tuple(counts)
-
-
-def padded_vocab(vocab_size: int) -> int:
-    """The vocabulary rounded up to a multiple of 64, which is what TP must divide (vocab_parallel_embedding.py)."""
-    return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING
+    heads = max(1, shape.kv_heads // settings.tensor_parallel)
+    return 2 * heads * shape.head_dim * kv_value_bytes(shape, settings)
 
 
 def stage_weights(shape: ModelShape, settings: ResolvedSettings, stage: int, layers: int) -> int:
     """Bytes of weights that one GPU of `stage` (0-based) loads, the rotary table included.
 
     The first stage holds the embedding, the last the output head; tied ones are held once where both meet.
+
+    Args:
+        layers: of that stage.
     """
+    start = stage_starts(shape.layers, settings.pipeline_parallel)[stage]
+    return _stage_weight_bytes(shape, settings, stage, layer_shapes(shape)[start : start + layers])
+
+
+def _stage_weight_bytes(
+    shape: ModelShape, settings: ResolvedSettings, stage: int, layers: tuple[LayerShape, ...]
+) -> int:
     tp, last = settings.tensor_parallel, settings.pipeline_parallel - 1
-    table = embedding_bytes(shape)
-    tables = shape.weight_bytes - table * (1 if shape.tie_word_embeddings else 2)
-    body = tables * layers // shape.layers
     ends = (stage == 0) + (stage == last)
     if ends == 2 and shape.tie_word_embeddings:
         ends = 1
-    kv_copies = max(0, tp - shape.kv_heads) * 2 * shape.head_dim * shape.hidden_size * BYTES_16BIT * layers
+    split = sum(layer.split_bytes + _kv_copies(shape, layer, tp) for layer in layers) + ends * embedding_bytes(shape)
+    whole = sum(layer.replicated_bytes for layer in layers)
+    if stage == last:
+        whole += rest_bytes(shape)
+    if stage == 0:
+        whole += shape.other_bytes
+    # The table of the rotary positions; MLA turns only the part of the heads that is 64 wide, the rest is no matter.
     rotary = shape.max_position_embeddings * shape.head_dim * BYTES_16BIT
-    return (body + kv_copies + ends * table) // tp + rotary
+    return split // tp + whole + _expert_bytes(shape, settings, layers) + rotary
 
 
-def embedding_bytes(shape: ModelShape) -> int:
-    """The embedding table in 16 bit, whole model."""
-    return shape.vocab_size * shape.hidden_size * BYTES_16BIT
+def _kv_copies(shape: ModelShape, layer: LayerShape, tp: int) -> int:
+    """What copies of the K and V projections add to a layer's split bytes when TP exceeds its KV heads."""
+    attention = layer.attention
+    if attention.kind not in (AttentionKind.FULL, AttentionKind.SLIDING):
+        return 0
+    extra = max(0, tp - attention.kv_heads)
+    return extra * 2 * attention.head_dim * shape.hidden_size * shape.weight_bits // 8
 
 
-def activation_peak(shape: ModelShape, settings: ResolvedSettings, *, compiled: bool) -> int:
-    """Peak that the profiling run adds on one GPU, bytes; see the module's text for where the terms come from."""
-    tp, tokens = settings.tensor_parallel, settings.max_num_batched_tokens
-    row = shape.hidden_size * BYTES_16BIT
-    forward = tokens * (3 * shape.intermediate_size * BYTES_16BIT / tp + ACTIVATION_HIDDEN_ROWS * row)
-    if compiled or settings.enforce_eager:
-        return round(forward)
-    return round(max(forward, embedding_bytes(shape) / tp + tokens * COMPILE_HIDDEN_ROWS * row))
+def _expert_bytes(shape: ModelShape, settings: ResolvedSettings, layers: tuple[LayerShape, ...]) -> int:
+    """Routed experts on one GPU: with DP all ranks of the model share them, each expert cut or dealt out whole.
+
+    Source: `FusedMoEParallelConfig.make` (fused_moe/config.py), which flattens DP into the tensor-parallel size.
+    """
+    total = sum(layer.expert_bytes for layer in layers)
+    if not total:
+        return 0
+    ranks = settings.tensor_parallel * settings.data_parallel
+    if settings.expert_parallel and shape.experts is not None:
+        return total * experts_per_rank(shape.experts.count, ranks) // shape.experts.count
+    return total // ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """What estimates of one shape share as long as its split and KV dtype stay the same."""
+
+    stage_weights: tuple[int, ...]
+    layout: KvLayout
+
+
+_PlanKey = tuple[int, int, int, bool, int, int]
+
+
+@dataclass(slots=True)
+class _Plans:
+    """Plans already made for a shape. A memory of a pure function, so that a million configs are checked in seconds.
+
+    Attributes:
+        shape: kept, so that its id is not given to another one.
+    """
+
+    shape: ModelShape
+    made: dict[_PlanKey, _Plan] = field(default_factory=dict)
+
+
+_KNOWN_SHAPES = 64
+_plans: dict[int, _Plans] = {}
+
+
+def _plan_of(shape: ModelShape, settings: ResolvedSettings) -> _Plan:
+    # By identity: hashing a shape of a hundred layers takes longer than the whole estimate.
+    plans = _plans.get(id(shape))
+    if plans is None or plans.shape is not shape:
+        if len(_plans) >= _KNOWN_SHAPES:
+            _plans.clear()
+        plans = _plans[id(shape)] = _Plans(shape)
+    key = (
+        settings.tensor_parallel,
+        settings.pipeline_parallel,
+        settings.data_parallel,
+        settings.expert_parallel,
+        kv_value_bytes(shape, settings),
+        settings.block_size,
+    )
+    found = plans.made.get(key)
+    if found is None:
+        found = plans.made[key] = _make_plan(shape, settings, key[4])
+    return found
+
+
+def _make_plan(shape: ModelShape, settings: ResolvedSettings, value_bytes: int) -> _Plan:
+    stages = settings.pipeline_parallel
+    return _Plan(
+        stage_weights=tuple(
+            stage_weights(shape, settings, stage, count)
+            for stage, count in enumerate(stage_layers(shape.layers, stages))
+        ),
+        layout=kv_layout(
+            [layer.attention for layer in layer_shapes(shape)],
+            tensor_parallel=settings.tensor_parallel,
+            stages=stages,
+            value_bytes=value_bytes,
+            block_size=settings.block_size,
+        ),
+    )

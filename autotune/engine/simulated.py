@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerIdentity
@@ -11,6 +11,7 @@ from autotune.engine.command import shown_argv
 from autotune.engine.flags import to_argv
 from autotune.engine.logs import MilestoneName
 from autotune.engine.remedies import remedies_for
+from autotune.errors import UnknownName
 from autotune.load.arrivals import default_stagger_s
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
@@ -28,32 +29,39 @@ from autotune.records import (
     Value,
 )
 from autotune.simulator.engine_model import Simulation
+from autotune.simulator.graph_sizes import captured_sizes
+from autotune.simulator.stage_costs import in_lock_step
 from autotune.simulator.start_checks import StartProblem, config_problem, memory_problem
 
 # A start on the recorded H200 (cold compile cache) took 83 s: about 18 s of imports in each of two processes, 18 s of
-# compiling, 5 s of graphs, 14 s until the server answered. Weights come on top, from a disk of 2 GB/s shared by ranks.
+# compiling, 5 s of 51 graphs, 14 s until the server answered. Weights come on top, from a disk of 2 GB/s shared by
+# ranks.
 IMPORT_S = 36.0
 COMPILE_S = 20.0
 GRAPHS_S = 5.0
+FITTED_GRAPHS = 51
 READY_S = 16.0
 DISK_BYTES_PER_S = 2e9
 STOP_S = 0.6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SimulatedEngine:
-    """Starts simulated servers of one model on one node.
+    """Starts simulated servers on one node.
 
     Attributes:
+        shape: of every model whose name is not in `shapes`: the convenience for studies of one checkpoint.
+        shapes: by model name, for studies that try several checkpoints of a model.
         seed: of the noise; the trial's number is mixed in, so that repeats differ as real ones do. The attempt's is
             not: a study that was killed and goes on finds what an undisturbed one finds.
         fixed: flags passed through beside the configs, as the defaults see them.
     """
 
     node: Node
-    shape: ModelShape
+    shape: ModelShape | None = None
     seed: int
     fixed: tuple[tuple[str, Value], ...] = ()
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
     kind: EngineKind = EngineKind.SIMULATED
     clock: ClockKind = ClockKind.VIRTUAL
     _now_s: float = field(default=0.0, init=False)
@@ -73,14 +81,19 @@ class SimulatedEngine:
         on_identity: Callable[[ServerIdentity], None],
         on_milestone: Callable[[Milestone], None],
     ) -> SimulatedServer:
-        """Start in virtual time: refused where the memory model leaves too little KV cache."""
+        """Start in virtual time: refused where the memory model leaves too little KV cache.
+
+        Raises:
+            UnknownName: the plan's model has no shape here.
+        """
         del on_identity  # no process, nothing to reap
         await asyncio.sleep(0)
-        settings = resolve(plan.config, self.node, self.shape, extra=dict(self.fixed))
+        shape = self.shape_of(plan.model)
+        settings = resolve(plan.config, self.node, shape, extra=dict(self.fixed))
         begun = self._now_s
-        memory = estimate(self.shape, self.node.gpus[0], settings)
-        load_s = memory.weights_bytes_per_gpu * settings.gpus / settings.data_parallel / DISK_BYTES_PER_S
-        graphs_s = 0.0 if settings.enforce_eager else GRAPHS_S
+        memory = estimate(shape, self.node.gpus[0], settings)
+        load_s = _loaded_bytes(shape, settings, memory) / DISK_BYTES_PER_S
+        graphs_s = GRAPHS_S * len(captured_sizes(settings)) / FITTED_GRAPHS
         compile_s = 0.0 if settings.enforce_eager else COMPILE_S
         facts = _facts(settings, memory, load_s=load_s, compile_s=compile_s, graphs_s=graphs_s)
         for name, seconds in (
@@ -91,13 +104,24 @@ class SimulatedEngine:
             self.advance(seconds)
             on_milestone(Milestone(name=name, at_s=self._now_s - begun))
         argv = shown_argv(("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args))
-        problem = config_problem(self.node, self.shape, settings) or memory_problem(self.node, settings, memory)
+        problem = config_problem(self.node, shape, settings) or memory_problem(self.node, settings, memory)
         if problem is not None:
             raise LaunchFailed(_refused(problem, settings, memory), facts, argv)
         self.advance(graphs_s + READY_S)
         on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
-        simulation = Simulation(self.node, self.shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
+        simulation = Simulation(self.node, shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
         return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
+
+    def shape_of(self, model: str) -> ModelShape:
+        """The shape that a plan's model is simulated with.
+
+        Raises:
+            UnknownName: neither `shapes` nor `shape` has one for it.
+        """
+        shape = self.shapes.get(model, self.shape)
+        if shape is None:
+            raise UnknownName("model", model, tuple(self.shapes), source="simulated engine")
+        return shape
 
     def _launch_seed(self, plan: LaunchPlan) -> int:
         return (self.seed * 1_000_003 + plan.trial) % 2**32
@@ -127,6 +151,13 @@ class SimulatedServer:
         """The recorded time from TERM to memory free."""
         self.engine.advance(STOP_S)
         return STOP_S
+
+
+def _loaded_bytes(shape: ModelShape, settings: ResolvedSettings, memory: MemoryEstimate) -> float:
+    """Read from the disk by all ranks together; replicas find the files in the page cache."""
+    if in_lock_step(shape, settings):
+        return shape.weight_bytes  # experts are dealt over the replicas, none of them loads the whole
+    return memory.weights_bytes_per_gpu * settings.gpus / settings.data_parallel
 
 
 def _facts(

@@ -1,10 +1,11 @@
 """What vLLM uses where a config says nothing, on a given GPU. Defaults drift by version; the log has the last word.
 
-Source: `EngineArgs.get_batch_defaults` and `CacheConfig` of the versions named beside each rule.
+Source: `EngineArgs.get_batch_defaults`, `VllmConfig` and `CacheConfig` of the versions named beside each rule.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +17,26 @@ from autotune.units import GIB
 Version = tuple[int, int, int]
 NEWEST: Version = (999, 0, 0)
 
+PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
+
 _LARGE_GPU_BYTES = 70 * GIB
 _HUGE_GPU_BYTES = 160 * GIB
+_MOST_DRAFTED = 1024
+_SPECULATION = 'a JSON object such as {"method": "ngram", "num_speculative_tokens": 4}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSettings:
-    """The settings that decide memory and speed, after vLLM's defaults were filled in."""
+    """The settings that decide memory and speed, after vLLM's defaults were filled in.
+
+    Attributes:
+        kv_cache_dtype: `auto` where it is the model's own dtype; what the checkpoint asks for is filled in.
+        api_server_count: API-server processes; None only in settings that were not made by `resolve`.
+        max_cudagraph_capture_size: largest batch, in tokens, that runs as a CUDA graph; None when no graphs are
+            captured, and in settings that were not made by `resolve`.
+        speculative_tokens: tokens drafted per step by n-gram look-up; 0 for no speculation and for other methods.
+        quantization: vLLM's word for how the weights are quantised, by flag or checkpoint; None for 16 bit.
+    """
 
     tensor_parallel: int
     pipeline_parallel: int
@@ -73,13 +87,21 @@ def resolve(
     version = parse_version(vllm_version)
     parallel = {size: _count(given, f"{size}-parallel-size", 1) for size in ("tensor", "pipeline", "data")}
     world = parallel["tensor"] * parallel["pipeline"]
-    default_tokens, default_seqs = default_batch(node.gpus[0] if node.gpus else None, world, version)
+    mode = _choice(given, "performance-mode", "balanced", PERFORMANCE_MODES)
+    scale = 2 if mode == "throughput" else 1  # arg_utils.py 0.32 doubles both defaults, and nothing that is set
+    default_tokens, default_seqs = (
+        scale * n for n in default_batch(node.gpus[0] if node.gpus else None, world, version)
+    )
     length = _length(given, shape)
     seqs = _count(given, "max-num-seqs", default_seqs)
     chunked = _switch(given, "enable-chunked-prefill", True)
     if not chunked:
         default_tokens = max(default_tokens, length)
+    tokens = _count(given, "max-num-batched-tokens", min(default_tokens, seqs * length))
+    drafted = _drafted(given)
+    eager = _switch(given, "enforce-eager", False)
     dtype = str(given.get("dtype", "auto"))
+    kv_dtype = str(given.get("kv-cache-dtype", "auto"))
     return ResolvedSettings(
         tensor_parallel=parallel["tensor"],
         pipeline_parallel=parallel["pipeline"],
@@ -87,13 +109,22 @@ def resolve(
         gpu_memory_utilization=_share(given, "gpu-memory-utilization", default_utilization(version)),
         max_model_len=length,
         max_num_seqs=seqs,
-        max_num_batched_tokens=_count(given, "max-num-batched-tokens", min(default_tokens, seqs * length)),
-        kv_cache_dtype=str(given.get("kv-cache-dtype", "auto")),
+        max_num_batched_tokens=tokens,
+        kv_cache_dtype=shape.kv_cache_dtype or "auto" if kv_dtype == "auto" else kv_dtype,
         dtype=_auto_dtype(node, shape) if dtype == "auto" else dtype,
         prefix_caching=_switch(given, "enable-prefix-caching", True),
         chunked_prefill=chunked,
-        enforce_eager=_switch(given, "enforce-eager", False),
+        enforce_eager=eager,
         block_size=_count(given, "block-size", 16),
+        expert_parallel=_switch(given, "enable-expert-parallel", False),
+        api_server_count=_count(given, "api-server-count", default_api_servers(parallel["data"], version)),
+        # n-gram look-up runs on the CPU between steps: vLLM turns asynchronous scheduling off for it (vllm.py 0.32).
+        async_scheduling=_switch(given, "async-scheduling", not drafted),
+        stream_interval=_count(given, "stream-interval", 1),
+        max_cudagraph_capture_size=None if eager else _graph_limit(given, node, seqs, tokens, version),
+        performance_mode=mode,
+        speculative_tokens=drafted,
+        quantization=str(given["quantization"]) if "quantization" in given else shape.quantization,
     )
 
 
@@ -120,6 +151,20 @@ def default_utilization(version: Version) -> float:
     return 0.92 if version >= (0, 25, 0) else 0.9
 
 
+def default_api_servers(data_parallel: int, version: Version) -> int:
+    """`--api-server-count`: one per data-parallel replica as recorded with 0.25.1, one in all up to 0.10.
+
+    Which of 0.11-0.24 changed it is not known to us; the new default is taken for all of them.
+    """
+    return data_parallel if version >= (0, 11, 0) else 1
+
+
+def default_graph_limit(gpu: Gpu | None, version: Version) -> int:
+    """The most tokens of a batch that runs as a CUDA graph, before `max_num_seqs` caps it (vllm.py 0.32)."""
+    blackwell = gpu is not None and gpu.compute_capability is not None and gpu.compute_capability[0] == 10
+    return 1024 if blackwell and version >= (0, 32, 0) else 512
+
+
 def default_batch(gpu: Gpu | None, world: int, version: Version) -> tuple[int, int]:
     """`--max-num-batched-tokens` and `--max-num-seqs` of the API server where nobody sets them.
 
@@ -144,6 +189,32 @@ def _auto_dtype(node: Node, shape: ModelShape) -> str:
     # Without bfloat16 units vLLM falls back to float16 (ModelConfig, `_resolve_auto_dtype`).
     capability = node.gpus[0].compute_capability if node.gpus else None
     return "float16" if capability is not None and capability < (8, 0) else shape.dtype
+
+
+def _graph_limit(given: Mapping[str, Value], node: Node, seqs: int, tokens: int, version: Version) -> int:
+    default = min(2 * seqs, default_graph_limit(node.gpus[0] if node.gpus else None, version))
+    return min(tokens, _count(given, "max-cudagraph-capture-size", default))
+
+
+def _drafted(given: Mapping[str, Value]) -> int:
+    """Tokens that n-gram look-up drafts per step; 0 without it."""
+    text = given.get("speculative-config")
+    if text is None:
+        return 0
+    try:
+        asked = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        asked = None
+    if not isinstance(asked, dict):
+        raise InvalidOption("--speculative-config", text, _SPECULATION)
+    if asked.get("method") != "ngram":
+        return 0
+    count = asked.get("num_speculative_tokens")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_DRAFTED:
+        raise InvalidOption(
+            "--speculative-config", text, f"num_speculative_tokens as a whole number of 1 to {_MOST_DRAFTED}"
+        )
+    return count
 
 
 def _length(given: Mapping[str, Value], shape: ModelShape) -> int:
@@ -176,3 +247,10 @@ def _switch(given: Mapping[str, Value], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise InvalidOption(f"--{name}", value, "true or false")
     return value
+
+
+def _choice(given: Mapping[str, Value], name: str, default: str, allowed: tuple[str, ...]) -> str:
+    value = given.get(name, default)
+    if value not in allowed:
+        raise InvalidOption(f"--{name}", value, " or ".join(allowed))
+    return str(value)

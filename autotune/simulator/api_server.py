@@ -1,7 +1,9 @@
 """The API server as a serial resource: one core that takes requests in and writes chunks out, in order of arrival.
 
 Under many clients this core, not the GPU, sets the pace: outputs of several steps that wait for it leave as one chunk,
-and requests that come in meanwhile reach the engine in a convoy. Pure.
+and requests that come in meanwhile reach the engine in a convoy. With a stream interval of n a chunk is written for a
+request's first token, for its last, and for every n tokens between (vllm/v1/engine/output_processor.py, 0.32): the
+others are detokenised only. Pure.
 """
 
 from __future__ import annotations
@@ -34,10 +36,19 @@ class ApiJob:
 
 
 class ApiServer:
-    """One API-server process; times are seconds on the caller's clock and must not go back."""
+    """One API-server process; times are seconds on the caller's clock and must not go back.
 
-    def __init__(self, coefficients: Coefficients) -> None:
+    Args:
+        stream_interval: tokens of one chunk; 1 writes them as they come.
+        serials: of all requests that may come; needed for longer intervals only.
+    """
+
+    def __init__(self, coefficients: Coefficients, *, stream_interval: int = 1, serials: range = range(0)) -> None:
         self._c = coefficients
+        self._interval = stream_interval
+        self._first = serials.start
+        self._unsent = np.zeros(len(serials) if stream_interval > 1 else 0, dtype=np.int64)
+        self._begun = np.zeros(len(self._unsent), dtype=np.bool_)
         self._inbox: deque[tuple[float, SimRequest]] = deque()
         self._outbox: deque[tuple[float, Serials, tuple[SimRequest, ...]]] = deque()
         self.busy = False
@@ -64,17 +75,30 @@ class ApiServer:
     def _write(self, now_s: float) -> ApiJob:
         """Everything that waits leaves in one go; tokens of one request merge into one chunk."""
         _, serials, finishing = self._outbox.popleft()
-        tokens = len(serials)
+        emitted = serials
         if self._outbox:
             parts = [serials]
             while self._outbox:
                 _, more, ended = self._outbox.popleft()
                 parts.append(more)
                 finishing += ended
-            joined = np.concatenate(parts)
-            tokens = len(joined)
-            serials = np.unique(joined)
-        start = now_s + tokens * self._c.api_token_s
+            emitted = np.concatenate(parts)
+            serials = np.unique(emitted)
+        if self._interval > 1:
+            serials = self._due(serials, emitted, finishing)
+        start = now_s + len(emitted) * self._c.api_token_s
+        if not len(serials):
+            return ApiJob(until_s=start)
         times = start + self._c.api_chunk_s * np.arange(1, len(serials) + 1, dtype=np.float64)
         lasts = tuple((r, float(times[np.flatnonzero(serials == r.serial)[0]])) for r in finishing)
         return ApiJob(until_s=float(times[-1]), serials=serials, chunk_times_s=times, finished=lasts)
+
+    def _due(self, serials: Serials, emitted: Serials, finishing: tuple[SimRequest, ...]) -> Serials:
+        """Those of `serials` that get a chunk now; the others' tokens stay for a later one."""
+        np.add.at(self._unsent, emitted - self._first, 1)
+        places = serials - self._first
+        ended = np.isin(serials, np.array([r.serial for r in finishing], dtype=np.int64))
+        now = ended | ~self._begun[places] | (self._unsent[places] >= self._interval)
+        self._begun[places] = True
+        self._unsent[places[now]] = 0
+        return serials[now]

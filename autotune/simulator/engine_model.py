@@ -22,7 +22,9 @@ from autotune.simulator.kv_cache import BlockPool
 from autotune.simulator.level_run import LevelRun
 from autotune.simulator.replica import Replica
 from autotune.simulator.scheduler import Scheduler, SimRequest
+from autotune.simulator.stage_costs import in_lock_step
 from autotune.simulator.step_time import Coefficients, StepTimer
+from autotune.simulator.wiring import wire_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,8 @@ class Simulation:
     Args:
         kv_tokens: capacity of one replica's KV cache; the memory model knows it.
         seed: of the noise; with `coefficients.step_noise` and `.run_noise` at 0 it changes nothing.
-        api_servers: API-server processes; vLLM starts one per data-parallel replica unless `--api-server-count` says
-            otherwise.
+        api_servers: API-server processes, instead of those in `settings`; settings that do not say have one per
+            data-parallel replica.
 
     Raises:
         ValueError: the GPU's peaks are unknown, the node has too few GPUs, or the settings cannot be scheduled.
@@ -64,7 +66,7 @@ class Simulation:
         self.coefficients = coefficients or Coefficients()
         self._seed = seed
         self._replicas = build_replicas(node, shape, settings, kv_tokens, self.coefficients)
-        self._api_servers = api_servers or settings.data_parallel
+        self._api_servers = api_servers or settings.api_server_count or settings.data_parallel
         self._serial = 0
         self._clock_s = 0.0
 
@@ -98,7 +100,7 @@ class Simulation:
             requests,
             sims,
             self._replicas,
-            [ApiServer(self.coefficients) for _ in range(self._api_servers)],
+            [self._api_server(sims) for _ in range(self._api_servers)],
             self.coefficients,
             noise,
             max_model_len=self.settings.max_model_len,
@@ -125,20 +127,32 @@ class Simulation:
 
     def reset_prefix_cache(self) -> None:
         """As `POST /reset_prefix_cache` between levels."""
-        for replica in self._replicas:
-            replica.scheduler.pool.reset_prefix_cache()
+        for scheduler in self._schedulers:
+            scheduler.pool.reset_prefix_cache()
 
     def _sim_request(self, request: PlannedRequest) -> SimRequest:
         self._serial += 1
         keys = block_keys(request, self.settings.block_size) if self.settings.prefix_caching else ()
         return SimRequest(self._serial, request.prompt_tokens, request.output_tokens, keys)
 
+    def _api_server(self, sims: Sequence[SimRequest]) -> ApiServer:
+        first = sims[0].serial if sims else 0
+        return ApiServer(
+            self.coefficients,
+            stream_interval=self.settings.stream_interval,
+            serials=range(first, first + len(sims)),
+        )
+
+    @property
+    def _schedulers(self) -> list[Scheduler]:
+        return [scheduler for replica in self._replicas for scheduler in replica.schedulers]
+
     def _cool(self, pause_s: float) -> None:
         for replica in self._replicas:
             replica.heat *= math.exp(-pause_s / self.coefficients.heat_tau_s)
 
     def _counters(self) -> tuple[int, int, int]:
-        schedulers = [r.scheduler for r in self._replicas]
+        schedulers = self._schedulers
         return (
             sum(s.preemptions for s in schedulers),
             sum(s.prefix_queries for s in schedulers),
@@ -149,12 +163,19 @@ class Simulation:
 def build_replicas(
     node: Node, shape: ModelShape, settings: ResolvedSettings, kv_tokens: int, coefficients: Coefficients
 ) -> list[Replica]:
-    """One idle replica per data-parallel rank, with `kv_tokens` of KV cache each.
+    """One idle replica per data-parallel rank, or one of all ranks in lock-step; each rank has `kv_tokens`.
 
     Raises:
         ValueError: the GPU's peaks are unknown, or the settings cannot be scheduled.
     """
-    timer = StepTimer(node.gpus[0], node.link, shape, settings, coefficients)
+    timer = StepTimer(
+        node.gpus[0],
+        wire_of(node, settings.tensor_parallel),
+        shape,
+        settings,
+        coefficients,
+        around=wire_of(node, settings.gpus),
+    )
 
     def scheduler() -> Scheduler:
         return Scheduler(
@@ -166,8 +187,18 @@ def build_replicas(
             lanes=settings.pipeline_parallel,
         )
 
-    stages = settings.pipeline_parallel
-    return [Replica(scheduler(), timer, coefficients, stages=stages) for _ in range(settings.data_parallel)]
+    ranks = settings.data_parallel
+    groups = [ranks] if in_lock_step(shape, settings) else [1] * ranks
+    return [
+        Replica(
+            [scheduler() for _ in range(size)],
+            timer,
+            coefficients,
+            stages=settings.pipeline_parallel,
+            overlapped=settings.async_scheduling,
+        )
+        for size in groups
+    ]
 
 
 class _Noise:

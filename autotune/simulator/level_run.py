@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from autotune.load.reading import RequestError
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 from autotune.simulator.api_server import ApiJob, ApiServer
-from autotune.simulator.replica import Replica
+from autotune.simulator.replica import Launched, Replica
 from autotune.simulator.scheduler import SimRequest, StepPlan
 from autotune.simulator.step_time import Coefficients
+from autotune.simulator.turns import Turns
 
 _REFUSED, _DEADLINE = str(RequestError.HTTP_4XX), str(RequestError.DEADLINE)
 _Serials = NDArray[np.int64]
@@ -24,7 +25,14 @@ class LevelRun:
     """Drives `requests` through the replicas; made for one call of `run`. Times count from the level's start.
 
     Requests are known by their position in `requests`; serials of `sims` count on over levels, so a serial less the
-    first one is the position.
+    first one is the position. Data-parallel ranks are numbered through all replicas.
+
+    A request that names another in `after` waits for that one's end. In a closed loop a free slot takes the earliest
+    request that may be sent and idles while there is none; in an open loop a request whose turn comes late is sent at
+    once, and its record counts from then: the wait was the conversation's, not the server's.
+
+    Raises:
+        ValueError: `after` names no earlier request of the level.
     """
 
     def __init__(
@@ -57,15 +65,18 @@ class LevelRun:
         self._sent: list[float | None] = [None] * count
         self._done: list[float | None] = [None] * count
         self._prefilled = [False] * count
-        self._load = [0] * len(replicas)
+        self._seats = [(index, rank) for index, replica in enumerate(replicas) for rank in _ranks(replica)]
+        self._first_rank = [self._seats.index((index, 0)) for index in range(len(replicas))]
+        self._load = [0] * len(self._seats)
         self._queued_s: list[float] = [0.0] * count
         self._arrived: list[list[int]] = [[] for _ in replicas]
         self._queue_times: list[float] = []
         self._chunks: list[tuple[_Serials, NDArray[np.float64]]] = []
         self._batch: list[tuple[tuple[SimRequest, ...], _Serials]] = [((), np.empty(0, dtype=np.int64))] * (
-            len(replicas)
+            len(self._seats)
         )
-        self._next = 0
+        self._turns = Turns(requests)
+        self._idle_slots = 0
         self._open = count
 
     @property
@@ -141,18 +152,23 @@ class LevelRun:
             raise ValueError(f"level {self._level.name} is a closed loop without concurrency")
         slots = min(self._level.concurrency, len(self._requests))
         for slot in range(slots):
-            self._push(stagger_s * slot / slots, self._send_next)
+            self._push(stagger_s * slot / slots, self._open_slot)
 
     def _schedule_all(self) -> None:
         for position, request in enumerate(self._requests):
             if request.scheduled_s is None:
                 raise ValueError(f"request {request.index} of open-loop level {self._level.name} has no scheduled time")
-            self._push(request.scheduled_s, partial(self._send, position))
+            self._due[position] = request.scheduled_s
+            if not self._turns.waits(position):
+                self._push(request.scheduled_s, partial(self._send, position))
 
-    def _send_next(self, now: float) -> None:
-        if self._next < len(self._requests):
-            position = self._next
-            self._next += 1
+    def _open_slot(self, now: float) -> None:
+        self._idle_slots += 1
+        self._fill_slots(now)
+
+    def _fill_slots(self, now: float) -> None:
+        while self._idle_slots and (position := self._turns.take()) is not None:
+            self._idle_slots -= 1
             self._send(position, now)
 
     def _send(self, position: int, now: float) -> None:
@@ -164,8 +180,12 @@ class LevelRun:
     def _end(self, position: int, now: float) -> None:
         self._done[position] = now
         self._open -= 1
-        if self._level.arrivals is Arrivals.CLOSED:
-            self._send_next(now)
+        freed = self._turns.end(position)
+        if self._level.arrivals is not Arrivals.CLOSED:
+            for following in freed:
+                self._push(max(now, self._due[following]), partial(self._send, following))
+            return
+        self._open_slot(now)
 
     def _too_long(self, request: PlannedRequest) -> bool:
         return request.prompt_tokens + request.output_tokens > self._max_model_len
@@ -197,11 +217,11 @@ class LevelRun:
     # Engine replicas
 
     def _add(self, request: SimRequest, now: float) -> None:
-        index = min(range(len(self._load)), key=self._load.__getitem__)
-        position = request.serial - self._base
-        self._load[index] += 1
-        self._arrived[index].append(position)
-        self._replicas[index].scheduler.add(request)
+        seat = min(range(len(self._load)), key=self._load.__getitem__)
+        index, rank = self._seats[seat]
+        self._load[seat] += 1
+        self._arrived[index].append(request.serial - self._base)
+        self._replicas[index].schedulers[rank].add(request)
         self._launch(index, now)
 
     def _launch(self, index: int, now: float) -> None:
@@ -211,14 +231,21 @@ class LevelRun:
                 self._queued_s[position] = now
             self._arrived[index].clear()
         for step in self._replicas[index].launch(now, self._noise):
-            for request in step.plan.admitted:
-                if not request.preemptions:
-                    self._queue_times.append(now - self._queued_s[request.serial - self._base])
-            self._push(step.end_s, partial(self._step_end, index, step.plan))
+            for _, plan in step.plans:
+                for request in plan.admitted:
+                    if not request.preemptions:
+                        self._queue_times.append(now - self._queued_s[request.serial - self._base])
+            self._push(step.end_s, partial(self._step_end, index, step))
 
-    def _step_end(self, index: int, plan: StepPlan, now: float) -> None:
-        self._replicas[index].finish(plan)
-        self._load[index] -= len(plan.finishing)
+    def _step_end(self, index: int, step: Launched, now: float) -> None:
+        self._replicas[index].finish(step)
+        for rank, plan in step.plans:
+            self._deliver(self._first_rank[index] + rank, plan, now)
+        self._launch(index, now)
+
+    def _deliver(self, seat: int, plan: StepPlan, now: float) -> None:
+        """Count a finished step of one rank and hand its tokens to the API servers."""
+        self._load[seat] -= len(plan.finishing)
         self.generation_tokens += plan.emitting
         for request in plan.finished_prefill:
             # Once for each request, also when it was preempted and its prompt computed again.
@@ -226,7 +253,7 @@ class LevelRun:
                 self._prefilled[request.serial - self._base] = True
                 self.prompt_tokens += request.prompt_tokens
         at = now + self._c.api_out_latency_s
-        serials = self._emitting(index, plan)
+        serials = self._emitting(seat, plan)
         servers = len(self._servers)
         if not len(serials):
             pass  # a step of nothing but unfinished prompts has nothing to write
@@ -239,14 +266,13 @@ class LevelRun:
                 if len(own):
                     ended = tuple(r for r in plan.finishing if (r.serial - self._base) % servers == server)
                     self._push(at, partial(self._output, server, own, ended))
-        self._launch(index, now)
 
-    def _emitting(self, index: int, plan: StepPlan) -> _Serials:
+    def _emitting(self, seat: int, plan: StepPlan) -> _Serials:
         """Serials of the requests that got a token; the decoding part is kept while the batch does not change."""
-        known, serials = self._batch[index]
+        known, serials = self._batch[seat]
         if plan.decoding is not known:
             serials = np.array([r.serial for r in plan.decoding], dtype=np.int64)
-            self._batch[index] = (plan.decoding, serials)
+            self._batch[seat] = (plan.decoding, serials)
         if not plan.finished_prefill:
             return serials
         return np.append(serials, [r.serial for r in plan.finished_prefill])
@@ -259,5 +285,10 @@ class LevelRun:
         """The level's time is up: the clients hang up, and the engine forgets their requests."""
         for request in self._sims:
             for replica in self._replicas:
-                replica.scheduler.abort(request)
+                for scheduler in replica.schedulers:
+                    scheduler.abort(request)
         self._open = 0
+
+
+def _ranks(replica: Replica) -> range:
+    return range(len(replica.schedulers))

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from autotune.node.defaults import parse_length
+from autotune.node.defaults import PERFORMANCE_MODES, parse_length
 from autotune.records import Config, Value
 from autotune.simulator.server_faults import Faults, parse_faults
 
@@ -29,7 +29,9 @@ LOAD_FORMATS = ("auto", "dummy", "pt", "safetensors")
 _RESOLVED = (
     "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_model_len", "max_num_seqs",
     "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype", "dtype", "enable_prefix_caching",
-    "enable_chunked_prefill", "enforce_eager", "block_size",
+    "enable_chunked_prefill", "enforce_eager", "block_size", "enable_expert_parallel", "api_server_count",
+    "async_scheduling", "stream_interval", "max_cudagraph_capture_size", "performance_mode", "speculative_config",
+    "quantization",
 )  # fmt: skip
 
 
@@ -134,6 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_parallel(parser.add_argument_group("ParallelConfig"))
     _add_cache(parser.add_argument_group("CacheConfig"))
     _add_scheduler(parser.add_argument_group("SchedulerConfig"))
+    _add_compilation(parser.add_argument_group("VllmConfig"))
     _add_simulator(parser.add_argument_group("Simulator"))
     return parser
 
@@ -175,6 +178,9 @@ def _add_parallel(group: argparse._ArgumentGroup) -> None:
     add("--pipeline-parallel-size", "-pp", type=int, help="Number of pipeline parallel groups.")
     add("--data-parallel-size", "-dp", type=int, help="Number of data parallel groups.")
     add("--enable-expert-parallel", "-ep", action=argparse.BooleanOptionalAction, help="Use expert parallelism.")
+    add("--numa-bind", action=argparse.BooleanOptionalAction, help="Bind workers to the CPUs next to their GPU.")
+    add("--distributed-executor-backend", choices=("external_launcher", "mp", "ray", "uni"), help="Worker backend.")
+    add("--all2all-backend", help="Backend of the exchange between expert-parallel ranks.")
     add("--disable-custom-all-reduce", action=argparse.BooleanOptionalAction, help="Use NCCL for all-reduce.")
 
 
@@ -192,6 +198,15 @@ def _add_scheduler(group: argparse._ArgumentGroup) -> None:
     add("--max-num-batched-tokens", type=int, help="Maximum number of tokens to be processed in a single iteration.")
     add("--max-num-seqs", type=int, help="Maximum number of sequences to be processed in a single iteration.")
     add("--enable-chunked-prefill", action=argparse.BooleanOptionalAction, help="Allow prompts to be cut.")
+    add("--async-scheduling", action=argparse.BooleanOptionalAction, help="Plan a step while another one runs.")
+    add("--stream-interval", type=int, help="Tokens of one streamed chunk, after the first.")
+
+
+def _add_compilation(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--max-cudagraph-capture-size", type=int, help="Largest batch that is captured as a CUDA graph.")
+    add("--performance-mode", choices=PERFORMANCE_MODES, help="What the defaults are to favour.")
+    add("--speculative-config", "-sc", help="JSON object of the speculative decoding method.")
 
 
 def _add_simulator(group: argparse._ArgumentGroup) -> None:

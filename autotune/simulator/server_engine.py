@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.simulator.engine_model import build_replicas
 from autotune.simulator.replica import Launched, Replica
-from autotune.simulator.scheduler import SimRequest, StepPlan
+from autotune.simulator.scheduler import Scheduler, SimRequest, StepPlan
 from autotune.simulator.server_log import IntervalStats
 from autotune.simulator.server_metrics import EngineMetrics
 from autotune.simulator.server_start import Started
@@ -30,21 +30,28 @@ class Generation:
     """
 
     request: SimRequest
-    replica: int
+    rank: int
     arrived_s: float
     ready: int = 0
     produced: int = 0
     dead: bool = False
+    stream_interval: int = 1
     last_token_s: float | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self) -> int:
-        """Wait for tokens and take all that are there; 0 when all were taken before, or the engine died."""
-        while not self.ready and not self.dead and self.produced < self.request.output_tokens:
+        """Wait for a chunk's tokens and take all that are there; 0 when all were taken, or the engine died."""
+        while not self._due and not self.dead and self.produced < self.request.output_tokens:
             self._wake.clear()
             await self._wake.wait()
         taken, self.ready = self.ready, 0
         return taken
+
+    @property
+    def _due(self) -> bool:
+        """Whether a chunk leaves now: for the first token, the last, and each stream interval between."""
+        first = self.ready and self.ready == self.produced
+        return bool(first or self.ready >= self.stream_interval)
 
     @property
     def finished(self) -> bool:
@@ -84,7 +91,10 @@ class RealTimeEngine:
         self.replicas: list[Replica] = build_replicas(
             started.node, started.shape, started.settings, started.kv_tokens, coefficients
         )
-        self.metrics = [EngineMetrics() for _ in self.replicas]
+        # Data-parallel ranks are numbered through all replicas; each is an engine of its own in the metrics.
+        self._seats = [(index, rank) for index, r in enumerate(self.replicas) for rank in range(len(r.schedulers))]
+        self._first_rank = [self._seats.index((index, 0)) for index in range(len(self.replicas))]
+        self.metrics = [EngineMetrics() for _ in self._seats]
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._speed = speed
@@ -93,7 +103,7 @@ class RealTimeEngine:
         self._on_request = on_request
         self._serial = 0
         self._live: dict[int, Generation] = {}
-        self._load = [0] * len(self.replicas)
+        self._load = [0] * len(self._seats)
         self._dead = False
 
     def now(self) -> float:
@@ -106,7 +116,7 @@ class RealTimeEngine:
         return not self._dead
 
     def submit(self, prompt_tokens: int, output_tokens: int, keys: Sequence[int]) -> Generation:
-        """Queue a request on the replica with the fewest open ones.
+        """Queue a request on the rank with the fewest open ones.
 
         Raises:
             ValueError: it can never run.
@@ -114,16 +124,17 @@ class RealTimeEngine:
         self._serial += 1
         self._on_request(self._serial)
         request = SimRequest(self._serial, prompt_tokens, output_tokens, keys)
-        index = min(range(len(self._load)), key=self._load.__getitem__)
-        self.replicas[index].scheduler.add(request)
-        generation = Generation(request=request, replica=index, arrived_s=self.now())
-        self._load[index] += 1
+        seat = min(range(len(self._load)), key=self._load.__getitem__)
+        self._scheduler(seat).add(request)
+        interval = self.settings.stream_interval
+        generation = Generation(request=request, rank=seat, arrived_s=self.now(), stream_interval=interval)
+        self._load[seat] += 1
         if self._dead:  # by this very request
             generation.die()
             return generation
         self._live[request.serial] = generation
         # Not at once: requests that arrive in the same turn of the event loop reach the engine together.
-        self._loop.call_soon(self._launch, index)
+        self._loop.call_soon(self._launch, self._seats[seat][0])
         return generation
 
     def abort(self, generation: Generation) -> None:
@@ -131,9 +142,9 @@ class RealTimeEngine:
         request = generation.request
         if self._live.pop(request.serial, None) is None:
             return
-        self._load[generation.replica] -= 1
-        self.replicas[generation.replica].scheduler.abort(request)
-        self.metrics[generation.replica].finished["abort"] += 1
+        self._load[generation.rank] -= 1
+        self._scheduler(generation.rank).abort(request)
+        self.metrics[generation.rank].finished["abort"] += 1
 
     def die(self) -> None:
         """The engine process is gone: every open request ends without its tokens."""
@@ -144,42 +155,52 @@ class RealTimeEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached blocks; False where a replica still has requests."""
-        done = [
-            replica.scheduler.pool.reset_prefix_cache() for replica in self.replicas
-        ]  # each one, whatever the first says
+        # Each one, whatever the first says.
+        done = [self._scheduler(seat).pool.reset_prefix_cache() for seat in range(len(self._seats))]
         return all(done)
 
     def refresh(self) -> None:
         """Bring gauges and scheduler counters in `metrics` up to date."""
-        for replica, metrics in zip(self.replicas, self.metrics, strict=True):
-            scheduler = replica.scheduler
+        for seat, metrics in enumerate(self.metrics):
+            scheduler = self._scheduler(seat)
             metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
             metrics.kv_usage = scheduler.pool.usage
             metrics.preemptions = scheduler.preemptions
             metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+
+    def _scheduler(self, seat: int) -> Scheduler:
+        index, rank = self._seats[seat]
+        return self.replicas[index].schedulers[rank]
 
     def _launch(self, index: int) -> None:
         if self._dead:
             return
         now = self.now()
         for step in self.replicas[index].launch(now, self._noise):
-            for request in step.plan.admitted:
-                generation = self._live.get(request.serial)
-                if generation is not None and not request.preemptions:
-                    self.metrics[index].queue.observe(max(0.0, now - generation.arrived_s))
+            for rank, plan in step.plans:
+                metrics = self.metrics[self._first_rank[index] + rank]
+                for request in plan.admitted:
+                    generation = self._live.get(request.serial)
+                    if generation is not None and not request.preemptions:
+                        metrics.queue.observe(max(0.0, now - generation.arrived_s))
             self._schedule(index, step)
 
     def _schedule(self, index: int, step: Launched) -> None:
-        self._loop.call_at(self._begun + step.end_s / self._speed, self._step_end, index, step.plan)
+        self._loop.call_at(self._begun + step.end_s / self._speed, self._step_end, index, step)
 
     def _noise(self) -> float:
         return float(np.exp(self._rng.normal(0.0, self._sigma)))
 
-    def _step_end(self, index: int, plan: StepPlan) -> None:
+    def _step_end(self, index: int, step: Launched) -> None:
         if self._dead:
             return
-        self.replicas[index].finish(plan)
-        now, metrics = self.now(), self.metrics[index]
+        self.replicas[index].finish(step)
+        for rank, plan in step.plans:
+            self._deliver(self._first_rank[index] + rank, plan)
+        self._launch(index)
+
+    def _deliver(self, seat: int, plan: StepPlan) -> None:
+        now, metrics = self.now(), self.metrics[seat]
         for request in plan.decoding:
             self._token(request, metrics, now)
         for request in plan.finished_prefill:
@@ -190,10 +211,9 @@ class RealTimeEngine:
         for request in plan.finishing:
             generation = self._live.pop(request.serial, None)
             if generation is not None:
-                self._load[index] -= 1
+                self._load[seat] -= 1
                 metrics.finished["length"] += 1
                 metrics.e2e.observe(now - generation.arrived_s)
-        self._launch(index)
 
     def _token(self, request: SimRequest, metrics: EngineMetrics, now: float) -> None:
         generation = self._live.get(request.serial)

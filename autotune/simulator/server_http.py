@@ -110,7 +110,7 @@ class HttpSurface:
 
     def _cache_config(self) -> dict[str, object]:
         settings = self._engine.settings
-        blocks = self._engine.replicas[0].scheduler.pool.blocks
+        blocks = self._engine.replicas[0].schedulers[0].pool.blocks
         return {
             "block_size": settings.block_size,
             "cache_dtype": settings.kv_cache_dtype,

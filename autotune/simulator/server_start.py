@@ -76,7 +76,9 @@ class Starter:
         if settings.chunked_prefill:
             tokens = settings.max_num_batched_tokens
             log.info("scheduler.py:252", f"Chunked prefill is enabled with max_num_batched_tokens={tokens}.")
-        log.info("vllm.py:1042", "Asynchronous scheduling is enabled.")
+        log.info(
+            "vllm.py:1042", f"Asynchronous scheduling is {'enabled' if settings.async_scheduling else 'disabled'}."
+        )
         self._engine(settings)
         self._reach(Milestone.ENGINE)
         memory = self._memory(node, shape, settings)
@@ -186,7 +188,8 @@ class Starter:
             f"dtype=torch.{settings.dtype}, "
             f"max_seq_len={settings.max_model_len}, load_format={options.load_format}, "
             f"tensor_parallel_size={settings.tensor_parallel}, pipeline_parallel_size={settings.pipeline_parallel}, "
-            f"data_parallel_size={settings.data_parallel}, quantization=None, enforce_eager={settings.enforce_eager}, "
+            f"data_parallel_size={settings.data_parallel}, quantization={settings.quantization}, "
+            f"enforce_eager={settings.enforce_eager}, "
             f"kv_cache_dtype={settings.kv_cache_dtype}, device_config=cuda, seed={options.seed}, "
             f"served_model_name={options.served_name}, enable_prefix_caching={settings.prefix_caching}, "
             f"enable_chunked_prefill={settings.chunked_prefill}"

@@ -60,6 +60,8 @@ BARE = Coefficients(
     allreduce_pcie_latency_s=30e-6,
     nvlink_bytes_per_s=200e9,
     pcie_bytes_per_s=20e9,
+    nvlink_rank_share=0.0,
+    rank_overhead_s=0.0,
 )
 
 

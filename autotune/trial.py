@@ -319,7 +319,7 @@ class _Session:
         driven, measurement = await self._run(level)
         path = level_path(self._order.launch.directory, level)
         await asyncio.to_thread(
-            write_records, path, level, self._clock, driven.records, driven.duration_s, driven.server
+            write_records, path, level, self._clock, driven.records, driven.duration_s, driven.server, driven.energy_j
         )
         self.measurements.append(measurement)
         if not is_valid(measurement):
@@ -341,7 +341,7 @@ class _Session:
             driven.server,
             shared_tokens_per_request=order.workload.shared_tokens_per_request,
         )
-        return driven, measurement
+        return driven, replace(measurement, energy_j=driven.energy_j)
 
     def _seed(self, purpose: int) -> int:
         """Of a level: its own for every purpose of a study; trials differ by their salt."""

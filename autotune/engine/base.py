@@ -75,11 +75,16 @@ class Milestone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriveResult:
-    """Raw records of one level, and what the server's counters said over it."""
+    """Raw records of one level, and what the server's counters said over it.
+
+    Attributes:
+        energy_j: of the trial's GPUs together, from the start of the level to its end; None where nobody counts it.
+    """
 
     records: tuple[RequestRecord, ...]
     server: ServerDelta | None
     duration_s: float
+    energy_j: float | None = None
 
 
 class LaunchFailed(Exception):

@@ -62,6 +62,11 @@ class GpuGuard:
         self._sleep = sleep
         self._baseline_bytes: dict[int, int] = {}
 
+    @property
+    def probe(self) -> GpuProbe | None:
+        """What it asks; None where there is nothing to watch."""
+        return self._probe
+
     async def wait_free(self, indices: Iterable[int], deadline_s: float) -> tuple[HeldGpu, ...]:
         """Wait until the GPUs are at their baseline, at most `deadline_s`; those that still are not.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.command import VllmCommand, server_argv, shown_argv
 from autotune.engine.flags import AcceptedFlags, to_argv, to_env
+from autotune.engine.gpu_energy import read_energy
 from autotune.engine.gpu_memory import GpuGuard, gpus_busy
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
 from autotune.engine.log_tail import LogTail
@@ -22,8 +23,7 @@ from autotune.engine.running import RunningServer
 from autotune.engine.server_http import ModelCard, ServerDoor
 from autotune.engine.start_watch import StartWatch
 from autotune.errors import StorageError, VllmCommandError
-from autotune.load.client import calibrate
-from autotune.load.prompts import Calibration
+from autotune.load.preparing import PreparedPrompts, prepare_prompts
 from autotune.records import ClockKind, EngineKind, Failure, FailureClass, ServerFacts, Value
 
 TICK_S = 0.1
@@ -72,7 +72,7 @@ class ProcessEngine:
         self._guard = guard or GpuGuard(None)
         self._ports = ports or Ports()
         self._now = now
-        self._calibration: Calibration | None = None
+        self._prompts: PreparedPrompts | None = None
 
     def now(self) -> float:
         """Seconds on the engine's clock."""
@@ -109,7 +109,7 @@ class ProcessEngine:
             started = True
             card = await self._until_ready(plan, running, begun, on_milestone)
             facts = await running.facts(card=card, startup_s=self._now() - begun)
-            calibration = await self._calibrated(door.base_url, card.id)
+            prompts = await self._prepared(door.base_url, card.id)
         except ServerNotStarted as error:
             raise VllmCommandError(f"cannot run the server command {settings.command.text!r}: {error.text}") from error
         except KeeperLost as error:
@@ -125,10 +125,11 @@ class ProcessEngine:
             argv=tuple(order.argv),
             facts=facts,
             model=card.id,
-            calibration=calibration,
+            prompts=prompts,
             load=settings.load,
             grace_s=settings.grace_s,
             free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
+            energy=lambda: read_energy(self._guard.probe, plan.gpu_indices),
             now=self._now,
         )
 
@@ -219,9 +220,12 @@ class ProcessEngine:
             line = f"another process (pid {pids}) listens on port {running.port}"
             raise _NotReady(failure=_failure(FailureClass.PORT_IN_USE, line=line, facts=(("port", running.port),)))
         for _ in range(ASK_TIMES):
-            cards = await running.door.models()
+            listing = await running.door.listing()
+            cards = listing.cards
             if cards:
                 break
+            if listing.refused:
+                raise _key_wanted(self._settings.load.api_key_env)
             await asyncio.sleep(ASK_AGAIN_S)
         else:
             if running.keeper.exited:
@@ -238,14 +242,18 @@ class ProcessEngine:
             raise _NotReady(failure=_failure(FailureClass.PORT_IN_USE, line=line, facts=(("port", running.port),)))
         return card
 
-    async def _calibrated(self, base_url: str, model: str) -> Calibration | None:
-        """How this study's tokenizer counts our words: asked until a server tells, then the same for every trial.
+    async def _prepared(self, base_url: str, model: str) -> PreparedPrompts:
+        """How this study's prompts are written: asked until a server tells, then the same for every trial.
 
         One that did not tell in time may have been busy; the trial that goes without has a caveat.
         """
-        if self._calibration is None:
-            self._calibration = await calibrate(base_url, self._settings.load.options(model, None))
-        return self._calibration
+        if self._prompts is not None:
+            return self._prompts
+        load = self._settings.load
+        prompts = await prepare_prompts(base_url, load.prompt_source, load.options(model))
+        if not prompts.caveats or prompts.exact:
+            self._prompts = prompts
+        return prompts
 
     async def _cleared_up(
         self, plan: LaunchPlan, running: RunningServer, why: _NotReady, argv: tuple[str, ...]
@@ -274,6 +282,14 @@ class _NotReady(Exception):
     def __init__(self, *, failure: Failure | None = None, exit_status: int | None = None) -> None:
         super().__init__("not ready")
         self.failure, self.exit_status = failure, exit_status
+
+
+def _key_wanted(variable: str | None) -> VllmCommandError:
+    where = variable or "the environment variable that the server's key is read from"
+    return VllmCommandError(
+        "the server asks for an API key, and the one that was sent is not accepted",
+        hint=f"Set {where} to the key that --api-key (or VLLM_API_KEY of the server) gives it.",
+    )
 
 
 def _failure(kind: FailureClass, *, line: str, facts: tuple[tuple[str, Value], ...] = ()) -> Failure:

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
 from autotune.engine.command import shown_argv
+from autotune.engine.gpu_energy import GpuEnergy, energy_between
 from autotune.engine.gpu_memory import HeldGpu, gpus_busy
 from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarted
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
 from autotune.load.client import DriveOptions, drive
 from autotune.load.exchange import Timeouts
-from autotune.load.prompts import Calibration, render_prompt
-from autotune.load.words import COMMON_WORDS
+from autotune.load.preparing import PreparedPrompts, PromptSource
+from autotune.load.prompts import Prompt
+from autotune.load.tokenizing import TextTokenizer
 from autotune.load.workloads import Api
 from autotune.records import (
     Caveat,
@@ -34,13 +36,6 @@ DEAD_ANSWERS = 2
 EXIT_FOLLOWS_S = 3.0
 """An API server whose engine died closes its connections first and exits a moment later."""
 
-_UNCALIBRATED = Caveat(
-    code="uncalibrated",
-    text="the server did not say how its tokenizer counts (/tokenize), so prompts were not calibrated and their "
-    "lengths are a guess",
-    remedy="Check that the server offers /tokenize; compare the trial only with others that have this caveat.",
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSettings:
@@ -49,26 +44,43 @@ class LoadSettings:
     Attributes:
         api_key_env: environment variable with the token that the server asks for, if it asks.
         study_salt: of the shared prefixes' content.
+        tokenizer: the model's, where it was found.
+        vocab_size: of the model's shape; None where unknown.
+        texts: the workload's own prompts (`Workload.texts`).
     """
 
     api: Api
     study_salt: int = 0
     timeouts: Timeouts = field(default_factory=Timeouts)
     api_key_env: str | None = None
+    tokenizer: TextTokenizer | None = None
+    vocab_size: int | None = None
+    texts: Sequence[Prompt] = ()
+
+    @property
+    def prompt_source(self) -> PromptSource:
+        """What prompts can be made from."""
+        return PromptSource(
+            api=self.api,
+            study_salt=self.study_salt,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            texts=self.texts,
+        )
 
     def api_key(self, environ: Mapping[str, str]) -> str | None:
         """The token itself; use it, do not keep it."""
         return environ.get(self.api_key_env) if self.api_key_env else None
 
-    def options(self, model: str, calibration: Calibration | None) -> DriveOptions:
-        """The load client's options, without deadline and abort."""
-
-        def render(request: PlannedRequest) -> str:
-            return render_prompt(request, COMMON_WORDS, calibration=calibration, study_salt=self.study_salt)
-
+    def options(self, model: str) -> DriveOptions:
+        """The load client's options, without prompts, deadline and abort."""
         return DriveOptions(
-            api=self.api, model=model, render=render, api_key_env=self.api_key_env, timeouts=self.timeouts
+            api=self.api, model=model, render=_unprepared, api_key_env=self.api_key_env, timeouts=self.timeouts
         )
+
+
+def _unprepared(request: PlannedRequest) -> Prompt:
+    raise AssertionError(f"request {request.index} is rendered before prompts were prepared")
 
 
 class ProcessServer:
@@ -81,19 +93,21 @@ class ProcessServer:
         argv: tuple[str, ...],
         facts: ServerFacts,
         model: str,
-        calibration: Calibration | None,
+        prompts: PreparedPrompts,
         load: LoadSettings,
         grace_s: float,
         free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
+        energy: Callable[[], Awaitable[GpuEnergy | None]],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._running = running
         self._argv = shown_argv(argv)
         self._facts = facts
-        self._options = load.options(model, calibration)
-        self._caveats = () if calibration is not None else (_UNCALIBRATED,)
+        self._options = prompts.over(load.options(model))
+        self._caveats = prompts.caveats
         self._grace_s = grace_s
         self._free_gpus = free_gpus
+        self._energy = energy
         self._now = now
 
     @property
@@ -108,7 +122,7 @@ class ProcessServer:
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """That the prompts' lengths are a guess, where they are."""
+        """That the prompts' lengths are a guess or they go elsewhere, where that is so."""
         return self._caveats
 
     @property
@@ -124,9 +138,15 @@ class ProcessServer:
         abort = asyncio.Event()
         during: list[Metrics] = []
         watching = asyncio.create_task(self._watch(abort, during))
-        options = replace(self._options, deadline_s=deadline_s, abort=abort)
+        used: list[GpuEnergy | None] = []
+
+        async def read_energy() -> None:
+            used.append(await self._energy())
+
+        options = replace(self._options, deadline_s=deadline_s, abort=abort, before_start=read_energy)
         try:
             records, duration = await drive(door.base_url, level, requests, options=options)
+            await read_energy()
         finally:
             watching.cancel()
             await asyncio.wait({watching})
@@ -137,7 +157,12 @@ class ProcessServer:
             kind = FailureClass.CRASH
             line = "the server's counters went back: it restarted under load"
             raise ServerDied(Failure(kind=kind, line=line, remedies=remedies_for(kind, {})), records)
-        return DriveResult(records=records, server=delta(before, after, during), duration_s=duration)
+        return DriveResult(
+            records=records,
+            server=delta(before, after, during),
+            duration_s=duration,
+            energy_j=energy_between(*used),
+        )
 
     async def stop(self) -> float:
         """See the seam."""

@@ -6,6 +6,7 @@ A server that does not answer is normal here (it is starting, or dying), so each
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
@@ -22,6 +23,30 @@ class ModelCard(BaseModel):
     id: str
     root: str | None = None
     max_model_len: int | None = None
+    parent: str | None = None
+    owned_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelListing:
+    """What /v1/models said.
+
+    Attributes:
+        status: HTTP status; None without an answer.
+        cards: None where the answer is no list of models.
+        problem: why there was no answer, in the words of the HTTP client; empty when there was one.
+        redirect: where the server sends its callers instead.
+    """
+
+    status: int | None
+    cards: tuple[ModelCard, ...] | None = None
+    problem: str = ""
+    redirect: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """The server asks for a key, or for another one."""
+        return self.status in (401, 403)
 
 
 class _Models(BaseModel):
@@ -30,6 +55,14 @@ class _Models(BaseModel):
 
 class _Version(BaseModel):
     version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    status: int | None = None
+    body: bytes = b""
+    problem: str = ""
+    redirect: str = ""
 
 
 class ServerDoor:
@@ -48,8 +81,7 @@ class ServerDoor:
 
     async def health(self) -> int | None:
         """Status of /health: 200 ready, 503 when the engine died behind the API server; None without an answer."""
-        status, _ = await self._ask("GET", "/health", HEALTH_TIMEOUT_S)
-        return status
+        return (await self._ask("GET", "/health", HEALTH_TIMEOUT_S)).status
 
     async def version(self) -> str | None:
         """vLLM's version; a simulated server's says `+simulated`."""
@@ -60,10 +92,16 @@ class ServerDoor:
 
     async def models(self) -> tuple[ModelCard, ...] | None:
         """The models served; None when this is no OpenAI server."""
-        text = await self._text("/v1/models")
-        with contextlib.suppress(ValidationError):
-            return tuple(_Models.model_validate_json(text or "").data)
-        return None
+        return (await self.listing()).cards
+
+    async def listing(self) -> ModelListing:
+        """The models served, or what came instead of them."""
+        answer = await self._ask("GET", "/v1/models", ASK_TIMEOUT_S)
+        cards = None
+        if answer.status == 200:
+            with contextlib.suppress(ValidationError):
+                cards = tuple(_Models.model_validate_json(answer.body).data)
+        return ModelListing(status=answer.status, cards=cards, problem=answer.problem, redirect=answer.redirect)
 
     async def metrics(self) -> str | None:
         """The Prometheus text; a broken /metrics (vllm#49983) is no failure of the server."""
@@ -73,16 +111,16 @@ class ServerDoor:
         """Empty the prefix cache; False where the server does not offer it (outside vLLM's development mode)."""
         if not self._resets:
             return False
-        status, _ = await self._ask("POST", "/reset_prefix_cache", ASK_TIMEOUT_S)
+        status = (await self._ask("POST", "/reset_prefix_cache", ASK_TIMEOUT_S)).status
         if status in (404, 405):
             self._resets = False
         return status == 200
 
     async def _text(self, path: str) -> str | None:
-        status, body = await self._ask("GET", path, ASK_TIMEOUT_S)
-        return body.decode("utf-8", "replace") if status == 200 else None
+        answer = await self._ask("GET", path, ASK_TIMEOUT_S)
+        return answer.body.decode("utf-8", "replace") if answer.status == 200 else None
 
-    async def _ask(self, method: str, path: str, timeout_s: float) -> tuple[int | None, bytes]:
+    async def _ask(self, method: str, path: str, timeout_s: float) -> _Answer:
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with (
@@ -92,6 +130,9 @@ class ServerDoor:
                 body = b""
                 while len(body) < MOST_BYTES and (piece := await response.content.readany()):
                     body += piece
-                return response.status, body
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return None, b""
+                redirect = response.headers.get("Location", "") if 300 <= response.status < 400 else ""
+                return _Answer(status=response.status, body=body, redirect=redirect)
+        except TimeoutError:
+            return _Answer(problem=f"no answer within {timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _Answer(problem=str(error) or type(error).__name__)

@@ -94,7 +94,8 @@ def error_message(body: dict[str, Any]) -> str | None:
 
 
 def _channel(choice: dict[str, Any]) -> Channel | None:
-    if _filled(choice.get("text")):
+    if _filled(choice.get("text")) or _filled_list(choice.get("token_ids")):
+        # Ids alone come from a vLLM without a detokenizer (--skip-tokenizer-init) that was asked to return them.
         return Channel.CONTENT
     delta = choice.get("delta")
     if not isinstance(delta, dict):
@@ -113,6 +114,10 @@ def _calls(call: object) -> bool:
     """Whether a tool-call delta carries generated text: a name or arguments; an id alone is not generated."""
     function = call.get("function") if isinstance(call, dict) else None
     return isinstance(function, dict) and (_filled(function.get("name")) or _filled(function.get("arguments")))
+
+
+def _filled_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
 
 
 def _filled(value: object) -> bool:

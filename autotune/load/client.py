@@ -2,6 +2,8 @@
 
 Closed loop: `concurrency` slots, started staggered; a slot's next request is due the moment the slot came free.
 Open loop: every request has an absolute due time; a late request is sent at once, recorded as late, and shifts nothing.
+Either way a turn (`PlannedRequest.after`) is neither sent nor due before the one it follows has ended: nobody answers a
+text that he has not got.
 """
 
 from __future__ import annotations
@@ -11,31 +13,35 @@ import json
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
-import aiohttp
-
-from autotune.errors import InvalidOption
+from autotune.errors import InvalidOption, StorageError
+from autotune.load.address import check_url
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
+from autotune.load.bodies import BodyStore
 from autotune.load.exchange import Timeouts, Transport, open_transport
-from autotune.load.prompts import Calibration, fit_calibration
+from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
-from autotune.load.words import COMMON_WORDS
+from autotune.load.sending_order import SendingOrder
 from autotune.load.workloads import Api
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 
-__all__ = ["DriveOptions", "RequestError", "Timeouts", "calibrate", "check_url", "drive", "request_body"]
+__all__ = [
+    "DriveOptions",
+    "RequestError",
+    "Timeouts",
+    "auth_headers",
+    "check_url",
+    "drive",
+    "request_body",
+]
 
 _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 
-_PIECE_WORDS = 100
-"""Words per /tokenize call of a calibration: short enough for any context length."""
-
-_CALIBRATION_DEADLINE_S = 60.0
-"""Of all its calls together: a server that counts so slowly is measured with words for tokens."""
+_BATCH = 64
+"""Bodies made in one go, in a thread: the event loop (a server's health, Ctrl-C) is looked after in between."""
 
 _SPARE_FILES = 128
 """Open files left to the rest of the program when sockets are counted against the limit."""
@@ -46,14 +52,15 @@ class DriveOptions:
     """How requests of a level are written and bounded.
 
     Attributes:
-        render: the prompt of a planned request (datasets.render_prompt with its words bound); called before the clock
-            starts, once per request.
+        render: the prompt of a planned request; called before the clock starts, once per request, in a thread.
         api_key_env: environment variable that holds the bearer token; the token itself is never kept.
         headers: further headers; not kept in any result either.
         deadline_s: of the whole level; requests still open then end with error `deadline`.
         stagger_s: over which a closed loop's slots start; None for arrivals.default_stagger_s.
         max_in_flight: of an open loop.
         ignore_eos: vLLM's extension that makes outputs exactly as long as asked; other servers may refuse it.
+        return_token_ids: vLLM's extension for a server without a detokenizer, whose tokens have no text to be seen by.
+        before_start: awaited when everything is rendered, right before the clock starts.
         allow_remote: send load to a host that is not this one.
         clock: monotonic seconds; must advance with real time.
         abort: set by the caller when the server is gone; the level ends at once.
@@ -62,7 +69,7 @@ class DriveOptions:
 
     api: Api
     model: str
-    render: Callable[[PlannedRequest], str]
+    render: Render
     api_key_env: str | None = None
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -70,6 +77,8 @@ class DriveOptions:
     stagger_s: float | None = None
     max_in_flight: int = IN_FLIGHT_CAP
     ignore_eos: bool = True
+    return_token_ids: bool = False
+    before_start: Callable[[], Awaitable[None]] | None = None
     allow_remote: bool = False
     clock: Callable[[], float] = time.perf_counter
     abort: asyncio.Event | None = None
@@ -87,18 +96,23 @@ async def drive(
 
     Raises:
         InvalidOption: `base_url` is not one that load may go to, or this process may not open enough sockets.
+        StorageError: the prompts are more than memory and temporary files hold.
+        ValueError: a turn follows a request that is not planned before it.
     """
     base = check_url(base_url, allow_remote=options.allow_remote)
     closed = level.arrivals is Arrivals.CLOSED
     in_flight = (level.concurrency or 1) if closed else min(options.max_in_flight, len(requests))
     _ensure_sockets(in_flight)
-    bodies = await _bodies(requests, options)
-    # The clock's zero is set only when everything is prepared.
-    run = _Level(requests, bodies, options)
-    async with open_transport(
-        base + _PATHS[options.api], headers=_headers(options), timeouts=options.timeouts, now=run.now
-    ) as transport:
-        await run.run(transport, level, in_flight)
+    with closing(BodyStore()) as bodies:
+        await _fill(bodies, requests, options)
+        run = _Level(requests, bodies, options)
+        async with open_transport(
+            base + _PATHS[options.api], headers=auth_headers(options), timeouts=options.timeouts, now=run.now
+        ) as transport:
+            if options.before_start is not None:
+                await options.before_start()
+            # The clock's zero is set only now that everything is prepared.
+            await run.run(transport, level, in_flight)
     records = tuple(sorted(run.records, key=lambda record: record.index))
     if not records:
         return (), 0.0
@@ -106,8 +120,12 @@ async def drive(
     return records, max(ends) - min(r.scheduled_s for r in records)
 
 
-def request_body(request: PlannedRequest, prompt: str, options: DriveOptions) -> bytes:
-    """The JSON of one request: greedy, streamed, with usage, exactly `output_tokens` long where the server lets us."""
+def request_body(request: PlannedRequest, prompt: Prompt, options: DriveOptions) -> bytes:
+    """The JSON of one request: greedy, streamed, with usage, exactly `output_tokens` long where the server lets us.
+
+    Raises:
+        ValueError: token ids for the chat API, which takes none.
+    """
     body: dict[str, object] = {
         "model": options.model,
         "max_tokens": request.output_tokens,
@@ -117,65 +135,48 @@ def request_body(request: PlannedRequest, prompt: str, options: DriveOptions) ->
     }
     if options.ignore_eos:
         body["ignore_eos"] = True
-    if options.api is Api.CHAT:
-        body["messages"] = [{"role": "user", "content": prompt}]
-    else:
-        body["prompt"] = prompt
-    return json.dumps(body).encode()
+    if options.return_token_ids:
+        body["return_token_ids"] = True
+    return json.dumps(body | prompt_fields(prompt, options.api)).encode()
 
 
-async def calibrate(
-    base_url: str,
-    options: DriveOptions,
-    words: Sequence[str] = COMMON_WORDS,
-    *,
-    deadline_s: float = _CALIBRATION_DEADLINE_S,
-) -> Calibration | None:
-    """How the server's tokenizer counts `words`, by vLLM's /tokenize; None when the server has none that works in time.
+def prompt_fields(prompt: Prompt, api: Api) -> dict[str, object]:
+    """The part of a body that carries the prompt; a conversation on /v1/completions is its texts, one per line.
 
     Raises:
-        InvalidOption: `base_url` is not one that load may go to.
+        ValueError: token ids for the chat API, which takes none.
     """
-    base = check_url(base_url, allow_remote=options.allow_remote)
-    texts = [list(words[i : i + _PIECE_WORDS]) for i in range(0, len(words), _PIECE_WORDS)]
-    halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :])]
-    try:
-        async with asyncio.timeout(deadline_s), aiohttp.ClientSession(headers=_headers(options)) as session:
-            whole = [await _count_tokens(session, base, " ".join(text), options) for text in texts]
-            halved = [await _count_tokens(session, base, " ".join(half), options) for half in halves]
-        return fit_calibration(words=len(words), pieces=len(texts), tokens=sum(whole), tokens_halved=sum(halved))
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
-
-
-def check_url(base_url: str, *, allow_remote: bool) -> str:
-    """The base URL without its trailing slash, if load may go there: this machine, unless `allow_remote`.
-
-    Raises:
-        InvalidOption: not http(s), no host, or another machine.
-    """
-    parts = urlsplit(base_url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidOption("--url", base_url, "a URL such as http://127.0.0.1:8000")
-    if not allow_remote and not _is_loopback(parts.hostname):
-        raise InvalidOption(
-            "--url",
-            base_url,
-            "a server on this machine (localhost, 127.0.0.1, ::1)",
-            hint="A saturating load on somebody else's server must be allowed explicitly.",
-        )
-    return base_url.rstrip("/")
+    match prompt, api:
+        case TokenIds(), Api.CHAT:
+            raise ValueError("the chat API takes no token ids")
+        case TokenIds(), Api.COMPLETIONS:
+            return {"prompt": prompt.ids}
+        case Conversation(), Api.CHAT:
+            return {"messages": [{"role": one.role, "content": one.content} for one in prompt.messages]}
+        case Conversation(), Api.COMPLETIONS:
+            return {"prompt": "\n".join(one.content for one in prompt.messages)}
+        case str(), Api.CHAT:
+            return {"messages": [{"role": "user", "content": prompt}]}
+        case str(), Api.COMPLETIONS:
+            return {"prompt": prompt}
+        case _:
+            raise TypeError(f"{type(prompt).__name__} is no prompt")
 
 
 class _Level:
     """One level while it runs."""
 
-    def __init__(self, requests: Sequence[PlannedRequest], bodies: Sequence[bytes], options: DriveOptions) -> None:
-        self._work = tuple(zip(requests, bodies, strict=True))
+    def __init__(self, requests: Sequence[PlannedRequest], bodies: BodyStore, options: DriveOptions) -> None:
+        self._requests = requests
+        self._bodies = bodies
         self._options = options
         self._clock = options.clock
         self._start = self._clock()
         self._ending: RequestError | None = None
+        self._order = SendingOrder(requests)
+        self._freed = asyncio.Event()
+        self._ends = {request.after: asyncio.Event() for request in requests if request.after is not None}
+        self._ended_s: dict[int, float] = {}
         self.records: list[RequestRecord] = []
 
     def now(self) -> float:
@@ -204,58 +205,102 @@ class _Level:
                 task.cancel()
             await asyncio.wait(waited)
         if not sending.cancelled():
-            sending.result()
+            _raise_first(sending)
 
     async def _closed(self, transport: Transport, concurrency: int) -> None:
         stagger_s = self._options.stagger_s
         spread_s = default_stagger_s(concurrency) if stagger_s is None else stagger_s
-        remaining = iter(self._work)
         async with asyncio.TaskGroup() as group:
             for offset in closed_offsets(concurrency, spread_s):
-                group.create_task(self._slot(transport, remaining, offset))
+                group.create_task(self._slot(transport, offset))
 
-    async def _slot(
-        self, transport: Transport, remaining: Iterator[tuple[PlannedRequest, bytes]], offset_s: float
-    ) -> None:
+    async def _slot(self, transport: Transport, offset_s: float) -> None:
         await self._sleep_until(offset_s)
-        due_s = offset_s
-        for request, body in remaining:
-            due_s = await self._one(transport, request, body, due_s)
+        free_s = offset_s
+        while self._order.left:
+            taken = self._order.take()
+            if taken is None:
+                await self._freed.wait()
+                continue
+            place, earlier_s = taken
+            due_s = free_s if earlier_s is None else max(free_s, earlier_s)
+            free_s = await self._one(transport, place, due_s)
 
     async def _open(self, transport: Transport, most: int) -> None:
         free = asyncio.Semaphore(max(1, most))
         sent = 0
         try:
             async with asyncio.TaskGroup() as group:
-                for request, body in self._work:
-                    due_s = _due(request)
-                    await self._sleep_until(due_s)
-                    await free.acquire()
-                    task = group.create_task(self._one(transport, request, body, due_s))
-                    task.add_done_callback(lambda _task: free.release())
+                for place, request in enumerate(self._requests):
+                    await self._sleep_until(_due(request))
+                    if self._able_s(request) is None:
+                        group.create_task(self._later(transport, place, free))
+                    else:
+                        await free.acquire()
+                        task = group.create_task(self._one(transport, place, self._able_s(request) or 0.0))
+                        task.add_done_callback(lambda _task: free.release())
                     sent += 1
                     # A task cancelled before its first step would leave no record: let it start.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
-            for request, _body in self._work[sent:]:
-                if self._ending is not None and _due(request) <= self.now():
-                    reading = Reading(request, _due(request))
-                    reading.fail(self._ending, "due, but never sent", self.now())
-                    self._keep(reading)
+            for request in self._requests[sent:]:
+                self._keep_unsent(request)
             raise
 
-    async def _one(self, transport: Transport, request: PlannedRequest, body: bytes, due_s: float) -> float:
-        """One request; returns when its slot came free."""
-        reading = Reading(request, due_s)
+    async def _later(self, transport: Transport, place: int, free: asyncio.Semaphore) -> None:
+        """A turn whose predecessor was still open when it was due."""
+        request = self._requests[place]
         try:
-            await transport.exchange(body, reading)
+            if request.after is not None:
+                await self._ends[request.after].wait()
+            await free.acquire()
+        except asyncio.CancelledError:
+            self._keep_unsent(request)
+            raise
+        try:
+            await self._one(transport, place, self._able_s(request) or 0.0)
+        finally:
+            free.release()
+
+    def _able_s(self, request: PlannedRequest) -> float | None:
+        """When a request of an open loop is due and its earlier turn has ended; None while that is open."""
+        if request.after is None:
+            return _due(request)
+        ended_s = self._ended_s.get(request.after)
+        return None if ended_s is None else max(_due(request), ended_s)
+
+    async def _one(self, transport: Transport, place: int, due_s: float) -> float:
+        """One request; returns when its slot came free."""
+        reading = Reading(self._requests[place], due_s)
+        try:
+            await transport.exchange(self._bodies[place], reading)
         except asyncio.CancelledError:
             if self._ending is not None:
                 reading.fail(self._ending, "open when the level ended", self.now())
                 self._keep(reading)
             raise
         self._keep(reading)
-        return self.now() if reading.done_s is None else reading.done_s
+        done_s = self.now() if reading.done_s is None else reading.done_s
+        self._let_go(reading.request.index, done_s)
+        return done_s
+
+    def _let_go(self, index: int, at_s: float) -> None:
+        """A request has ended, well or not: what follows it may be sent."""
+        if index not in self._ends:
+            return
+        self._ended_s[index] = at_s
+        self._ends[index].set()
+        if self._order.ended(index, at_s):
+            self._freed.set()
+            self._freed = asyncio.Event()
+
+    def _keep_unsent(self, request: PlannedRequest) -> None:
+        """A request that could have been sent and was not; one whose earlier turn is open never could."""
+        able_s = self._able_s(request)
+        if self._ending is not None and able_s is not None and able_s <= self.now():
+            reading = Reading(request, able_s)
+            reading.fail(self._ending, "due, but never sent", self.now())
+            self._keep(reading)
 
     def _keep(self, reading: Reading) -> None:
         record = _without_secret(reading.record(), self._options)
@@ -275,17 +320,30 @@ def _due(request: PlannedRequest) -> float:
     return request.scheduled_s
 
 
-async def _bodies(requests: Sequence[PlannedRequest], options: DriveOptions) -> list[bytes]:
+async def _fill(bodies: BodyStore, requests: Sequence[PlannedRequest], options: DriveOptions) -> None:
     """Every request's bytes, made before the clock starts: rendering while sending would make requests late."""
-    bodies: list[bytes] = []
-    for number, request in enumerate(requests):
-        bodies.append(request_body(request, options.render(request), options))
-        if number % 64 == 63:
-            await asyncio.sleep(0)
-    return bodies
+
+    def make(batch: Sequence[PlannedRequest]) -> None:
+        for request in batch:
+            bodies.add(request_body(request, options.render(request), options))
+
+    for start in range(0, len(requests), _BATCH):
+        await asyncio.to_thread(make, requests[start : start + _BATCH])
 
 
-def _headers(options: DriveOptions) -> dict[str, str]:
+def _raise_first(sending: asyncio.Task[None]) -> None:
+    """What went wrong on our side while sending, out of the group that asyncio wraps it in."""
+    try:
+        sending.result()
+    except ExceptionGroup as group:
+        ours = group.subgroup(StorageError)
+        if ours is None:
+            raise
+        raise ours.exceptions[0] from group
+
+
+def auth_headers(options: DriveOptions) -> dict[str, str]:
+    """The headers that every request carries; they hold the secret."""
     headers = dict(options.headers)
     secret = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
     if secret:
@@ -299,30 +357,6 @@ def _without_secret(record: RequestRecord, options: DriveOptions) -> RequestReco
     if not secret or not record.message or secret not in record.message:
         return record
     return replace(record, message=record.message.replace(secret, "***"))
-
-
-async def _count_tokens(session: aiohttp.ClientSession, base: str, text: str, options: DriveOptions) -> int:
-    body: dict[str, object] = {"model": options.model}
-    if options.api is Api.CHAT:
-        body["messages"] = [{"role": "user", "content": text}]
-    else:
-        body["prompt"] = text
-    async with session.post(f"{base}/tokenize", json=body, allow_redirects=False) as response:
-        response.raise_for_status()
-        answer = await response.json()
-    count = answer.get("count") if isinstance(answer, dict) else None
-    if not isinstance(count, int):
-        raise ValueError("/tokenize gave no count")
-    return count
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _ensure_sockets(needed: int) -> None:

@@ -35,6 +35,7 @@ class LevelFile:
     records: tuple[RequestRecord, ...]
     duration_s: float
     server: ServerDelta | None = None
+    energy_j: float | None = None
 
 
 def level_path(directory: Path, level: LoadLevel) -> Path:
@@ -49,6 +50,7 @@ def write_records(
     records: Iterable[RequestRecord],
     duration_s: float,
     server: ServerDelta | None = None,
+    energy_j: float | None = None,
 ) -> None:
     """Write a level's file, record by record, and put it in place whole or not at all.
 
@@ -60,7 +62,7 @@ def write_records(
         with draft.open("wb") as raw:
             # No time stamp in the gzip head: the same records give the same bytes.
             with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
-                _write(packed, level, clock, records, duration_s, server)
+                _write(packed, level, clock, records, duration_s, server, energy_j)
             raw.flush()
             os.fsync(raw.fileno())
         draft.replace(path)
@@ -99,6 +101,7 @@ def _write(
     records: Iterable[RequestRecord],
     duration_s: float,
     server: ServerDelta | None,
+    energy_j: float | None,
 ) -> None:
     packed.write(_line({"format": FORMAT, "level": asdict(level), "clock": clock}))
     names = [f.name for f in fields(RequestRecord)]
@@ -108,6 +111,8 @@ def _write(
         packed.write(_line({name: v for name in names if (v := getattr(record, name)) is not None}))
         count += 1
     end = {"duration_s": duration_s, "requests": count, "server": asdict(server) if server else None}
+    if energy_j is not None:
+        end["energy_j"] = energy_j
     packed.write(_line({"end": end}))
 
 
@@ -129,7 +134,12 @@ def _parse(head: dict[str, Any], lines: IO[str]) -> LevelFile:
             server = None if end["server"] is None else ServerDelta(**end["server"])
             clock = ClockKind(head["clock"])
             return LevelFile(
-                level=level, clock=clock, records=tuple(records), duration_s=end["duration_s"], server=server
+                level=level,
+                clock=clock,
+                records=tuple(records),
+                duration_s=end["duration_s"],
+                server=server,
+                energy_j=end.get("energy_j"),
             )
         records.append(RequestRecord(**{**empty, **row, "token_times_s": tuple(row["token_times_s"])}))
     raise ValueError("the last line is missing")

@@ -143,6 +143,7 @@ def _levels(measurements: tuple[Measurement, ...], mark: str) -> Group:
         *_latency_rows("TPOT", [m.tpot_s for m in measurements]),
         *_latency_rows("ITL", [m.itl_s for m in measurements]),
         *_latency_rows("E2E", [m.e2e_s for m in measurements]),
+        ("J per 1,000 output tokens", [number(energy_per_kilotoken(m), digits=1) for m in measurements]),
     ]
     for name, cells in rows:
         if any(cell != MISSING for cell in cells):
@@ -151,6 +152,13 @@ def _levels(measurements: tuple[Measurement, ...], mark: str) -> Group:
     if any(m.errors for m in measurements):
         add(table, "errors", *errors)
     return titled(f"Figures with 95 % intervals{mark}", table)
+
+
+def energy_per_kilotoken(measured: Measurement) -> float | None:
+    """Joules of the GPUs per 1,000 output tokens that arrived; None where energy or tokens were not counted."""
+    if measured.energy_j is None or not measured.output_tokens:
+        return None
+    return measured.energy_j / measured.output_tokens * 1000
 
 
 def _ramp(measurements: tuple[Measurement, ...], mark: str) -> Group:

@@ -178,6 +178,7 @@ def _level(measured: Measurement) -> dict[str, Any]:
         "tpot_s": _latency(measured.tpot_s),
         "itl_s": _latency(measured.itl_s),
         "e2e_s": _latency(measured.e2e_s),
+        "energy_j": measured.energy_j,
         "server": _server(measured.server),
         "caveats": [_caveat(caveat) for caveat in measured.caveats],
     }

@@ -17,7 +17,8 @@ import pytest
 from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta, frame, serving, text, usage
 
 from autotune.errors import InvalidOption
-from autotune.load.client import DriveOptions, Timeouts, calibrate, check_url, drive
+from autotune.load.calibrating import calibrate
+from autotune.load.client import DriveOptions, Timeouts, check_url, drive
 from autotune.load.datasets import plan_requests
 from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
 from autotune.load.prompts import render_prompt

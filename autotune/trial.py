@@ -17,12 +17,12 @@ from autotune.engine.base import (
     ServerDied,
     ServerIdentity,
 )
-from autotune.load.datasets import plan_requests
 from autotune.load.measure import is_valid, summarise
 from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_point
 from autotune.load.ramp import load_plan as plan_load
 from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
+from autotune.load.requests import plan_requests
 from autotune.load.workloads import Workload
 from autotune.records import (
     INFEASIBLE_CLASSES,

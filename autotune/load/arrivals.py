@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 import numpy as np
@@ -47,13 +48,31 @@ def poisson_schedule(rate_rps: float, requests: int, seed: int) -> tuple[float, 
     return tuple(float(t) for t in times)
 
 
-def schedule(level: LoadLevel) -> tuple[float, ...] | None:
+def trace_schedule(rate_rps: float, times_s: Sequence[float]) -> tuple[float, ...]:
+    """Recorded arrivals at another mean rate: all gaps are stretched alike, so that bursts stay bursts.
+
+    Args:
+        times_s: ascending; one more than requests, the last being when the next request would have come. The span is
+            stretched to requests/rate seconds; recordings without any time between them come evenly.
+    """
+    _check_rate(rate_rps)
+    requests, start = len(times_s) - 1, times_s[0]
+    span = times_s[-1] - start
+    if span <= 0:
+        return constant_schedule(rate_rps, requests)
+    return tuple((at - start) / span * requests / rate_rps for at in times_s[:-1])
+
+
+def schedule(level: LoadLevel, times_s: Sequence[float] | None = None) -> tuple[float, ...] | None:
     """Absolute due times of an open-loop level, ascending; None for a closed loop.
 
     Only the level's seed decides, so every config sees the same arrivals.
 
+    Args:
+        times_s: recorded arrivals, needed by a TRACE level alone (see `trace_schedule`).
+
     Raises:
-        ValueError: an open-loop level without a positive rate.
+        ValueError: an open-loop level without a positive rate, or a TRACE level without recorded arrivals.
     """
     match level.arrivals:
         case Arrivals.CLOSED:
@@ -62,6 +81,10 @@ def schedule(level: LoadLevel) -> tuple[float, ...] | None:
             return constant_schedule(level.rate_rps or 0.0, level.requests)
         case Arrivals.POISSON:
             return poisson_schedule(level.rate_rps or 0.0, level.requests, level.seed)
+        case Arrivals.TRACE:
+            if times_s is None or len(times_s) != level.requests + 1:
+                raise ValueError(f"level {level.name} replays arrivals, and the workload has none recorded")
+            return trace_schedule(level.rate_rps or 0.0, times_s)
         case _:
             assert_never(level.arrivals)
 

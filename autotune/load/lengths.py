@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
@@ -20,11 +21,12 @@ MAX_P95_OVER_MEAN = math.exp(_Z95 * _Z95 / 2)
 
 
 class LengthShape(StrEnum):
-    """Family of a length distribution."""
+    """Family of a length distribution; RECORDED only sums up what a trace holds, and cannot be drawn from."""
 
     FIXED = "fixed"
     UNIFORM = "uniform"
     LOGNORMAL = "lognormal"
+    RECORDED = "recorded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,11 @@ class Lengths:
         return cls(shape=LengthShape.UNIFORM, mean=(low + high) / 2, low=low, high=high)
 
     @classmethod
+    def recorded(cls, tokens: Sequence[int]) -> Lengths:
+        """Mean and bounds of lengths that were recorded."""
+        return cls(shape=LengthShape.RECORDED, mean=sum(tokens) / len(tokens), low=min(tokens), high=max(tokens))
+
+    @classmethod
     def lognormal(cls, mean: float, p95: float, longest: int | None = None) -> Lengths:
         """The log-normal with this mean and 95th percentile, cut at `longest` (default its 99.9th percentile).
 
@@ -73,6 +80,9 @@ def sample_lengths(lengths: Lengths, count: int, seed: tuple[int, ...]) -> tuple
 
     Stratifying keeps the total work of a level the same whatever the seed, so that two levels of different size offer
     the same tokens per request; the order stays random, so that clients do not run in lock step.
+
+    Raises:
+        ValueError: recorded lengths, which are read from their trace.
     """
     if count == 0:
         return ()
@@ -86,6 +96,8 @@ def sample_lengths(lengths: Lengths, count: int, seed: tuple[int, ...]) -> tuple
         case LengthShape.LOGNORMAL:
             mu = math.log(lengths.mean) - lengths.sigma**2 / 2
             values = np.rint(np.exp(mu + lengths.sigma * _normal_quantiles(quantiles)))
+        case LengthShape.RECORDED:
+            raise ValueError("recorded lengths are read from their trace, not drawn")
     return tuple(int(v) for v in np.clip(values, lengths.low, lengths.high))
 
 

@@ -19,9 +19,9 @@ from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta,
 from autotune.errors import InvalidOption
 from autotune.load.calibrating import calibrate
 from autotune.load.client import DriveOptions, Timeouts, check_url, drive
-from autotune.load.datasets import plan_requests
 from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
 from autotune.load.prompts import render_prompt
+from autotune.load.requests import plan_requests
 from autotune.load.window import peak_in_flight
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api, load_workload

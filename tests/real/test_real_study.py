@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from autotune.engine.flag_cache import ask_flags, known_flags
-from autotune.load.datasets import plan_requests
+from autotune.load.requests import plan_requests
 from autotune.load.workloads import load_workload
 from autotune.records import Arrivals, LevelRole, LoadLevel
 from autotune.store.repository import Store

@@ -9,8 +9,8 @@ import pytest
 
 from autotune.engine.base import LaunchPlan
 from autotune.engine.simulated import SimulatedEngine
-from autotune.load.datasets import plan_requests
 from autotune.load.measure import summarise
+from autotune.load.requests import plan_requests
 from autotune.load.workloads import load_workload
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape

@@ -22,7 +22,7 @@ SHORT = "prompt_tokens: {fixed: 10}\noutput_tokens: {fixed: 5}\n"
 
 
 def test_builtins() -> None:
-    assert builtin_workloads() == ("chat", "prefix", "rag", "tiny")
+    assert builtin_workloads() == ("agent", "batch", "chat", "code", "prefix", "rag", "summarize", "tiny")
     assert {load_workload(name).name for name in builtin_workloads()} == set(builtin_workloads())
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.load.datasets import plan_requests
 from autotune.load.prompts import Calibration, fit_calibration, render_prompt
+from autotune.load.requests import plan_requests
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import SharedPrefixes, load_workload
 from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, SharedSpan

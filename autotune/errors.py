@@ -16,6 +16,7 @@ AutotuneError
 ├─ StudyBusy                25   another tuner runs this study (or uses this node)
 ├─ NotPromotable            26   simulated, or nothing measured
 ├─ StudyFatal               27   no config can fix it: driver, gated model, missing dependency
+├─ NodeUnfit                30   a check of `doctor` failed
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
 
@@ -58,6 +59,7 @@ class ExitCode(IntEnum):
     STUDY_FATAL = 27
     NOTHING_MEASURED = 28
     SCHEMA_MISMATCH = 29
+    NODE_UNFIT = 30
     INTERRUPTED = 130
 
 
@@ -223,6 +225,17 @@ class NothingMeasured(AutotuneError):
     """The study ended without a single measured trial, so there is no front."""
 
     exit_code = ExitCode.NOTHING_MEASURED
+
+
+class NodeUnfit(AutotuneError):
+    """A check of `doctor` failed: the node is not fit to serve and to measure; carries the names of those checks."""
+
+    exit_code = ExitCode.NODE_UNFIT
+
+    def __init__(self, checks: Sequence[str]) -> None:
+        shown = ", ".join(checks)
+        super().__init__(f"{len(checks)} {'check' if len(checks) == 1 else 'checks'} failed: {shown}")
+        self.checks = tuple(checks)
 
 
 class Interrupted(AutotuneError):

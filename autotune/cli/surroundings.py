@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,17 +21,25 @@ def surroundings() -> Surroundings:
     from autotune.planning import Surroundings
 
     environ = dict(os.environ)
-    cache = (
-        environ.get("AUTOTUNE_CACHE_DIR") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
-    )
     return Surroundings(
         environ=environ,
         home=Path.home(),
         probe=open_probe(),
         shm_bytes=_shm_bytes(),
-        has_kfd=Path("/dev/kfd").exists(),
-        cache_dir=Path(cache),
+        has_kfd=has_kfd(),
+        cache_dir=cache_dir(environ),
     )
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where what is slow to ask is remembered: AUTOTUNE_CACHE_DIR, else `autotune` in the user's cache."""
+    chosen = environ.get("AUTOTUNE_CACHE_DIR")
+    return Path(chosen) if chosen else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
+
+
+def has_kfd() -> bool:
+    """Whether AMD's driver is here."""
+    return Path("/dev/kfd").exists()
 
 
 def places_of(studies_dir: Path, storage: str | None) -> Places:

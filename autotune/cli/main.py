@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from autotune import __version__
-from autotune.cli import capacity, compare, diagnose, doctor, promote, reporting, review, simulate, steer, study
+from autotune.cli import capacity, compare, diagnose, doctor, promote, reporting, review, schema, simulate, steer, study
 
 
 class _Commands(TyperGroup):
@@ -47,7 +47,7 @@ def _options(
     del version  # acted on by its callback
 
 
-for module in (study, review, compare, steer, promote, diagnose, doctor, simulate, capacity):
+for module in (study, review, compare, steer, promote, diagnose, doctor, simulate, capacity, schema):
     module.register(app)
 
 

@@ -13,13 +13,11 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autotune.errors import InvalidFile, UnknownName
+from autotune.node import catalogue
 from autotune.node.config_json import DecoderConfig, read_decoder
 from autotune.node.families import Family
 from autotune.node.layer_kinds import LayerKind, Mixer, Mlp, layer_kinds
@@ -96,11 +94,11 @@ def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home:
     cached = _cached_config(cache, name_or_path)
     if cached is not None:
         return _read(cached, name_or_path)
-    entry = _catalogue().get(name_or_path.lower())
+    entry = catalogue.find(name_or_path)
     if entry is not None:
         full_name, config = entry
         return shape_from_config(config, name=full_name, file="the shipped catalogue")
-    names = catalogue_names()
+    names = catalogue.catalogue_names()
     raise UnknownName(
         "model",
         name_or_path,
@@ -108,11 +106,6 @@ def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home:
         hint=f"Looked for a folder of this name, in the Hugging Face cache {cache}, and in the shipped catalogue of "
         f"{len(names)} names. Give a folder with a config.json, or download the model's config.json into the cache.",
     )
-
-
-def catalogue_names() -> tuple[str, ...]:
-    """Hub ids that need neither a folder nor a network."""
-    return tuple(dict.fromkeys(full for full, _ in _catalogue().values()))
 
 
 def hub_cache(env: Mapping[str, str], home: Path) -> Path:
@@ -315,15 +308,3 @@ def _cached_config(cache: Path, name: str) -> Path | None:
     except OSError as error:
         raise InvalidFile(str(repository), "", str(error), "a readable Hugging Face cache") from error
     return snapshots[-1] if snapshots else None
-
-
-@functools.cache
-def _catalogue() -> Mapping[str, tuple[str, dict[str, Any]]]:
-    """Lower-case full and short names to (hub id, config). The file is ours: a mistake in it is a bug of ours."""
-    text = files("autotune.node").joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for entry in yaml.safe_load(text)["models"]:
-        for full_name in entry["names"]:
-            found[full_name.lower()] = (full_name, entry["config"])
-            found.setdefault(full_name.rsplit("/", 1)[-1].lower(), (full_name, entry["config"]))
-    return found

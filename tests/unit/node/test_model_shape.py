@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import ExitCode, InvalidFile, UnknownName
-from autotune.node.model_shape import UnsizedModel, catalogue_names, hub_cache, load_shape, shape_from_config
+from autotune.node.catalogue import catalogue_names
+from autotune.node.model_shape import UnsizedModel, hub_cache, load_shape, shape_from_config
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -16,7 +16,7 @@ AutotuneError
 ├─ StudyBusy                25   another tuner runs this study (or uses this node)
 ├─ NotPromotable            26   simulated, or nothing measured
 ├─ StudyFatal               27   no config can fix it: driver, gated model, missing dependency
-├─ NodeUnfit                30   a check of `doctor` failed
+├─ NodeUnfit                31   a check of `doctor` failed
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
 
@@ -59,7 +59,7 @@ class ExitCode(IntEnum):
     STUDY_FATAL = 27
     NOTHING_MEASURED = 28
     SCHEMA_MISMATCH = 29
-    NODE_UNFIT = 30
+    NODE_UNFIT = 31
     INTERRUPTED = 130
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.load.reading import RequestError
+from autotune.load.sending_order import SendingOrder
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 from autotune.simulator.api_server import ApiJob, ApiServer
 from autotune.simulator.replica import Launched, Replica
 from autotune.simulator.scheduler import SimRequest, StepPlan
 from autotune.simulator.step_time import Coefficients
-from autotune.simulator.turns import Turns
 
 _REFUSED, _DEADLINE = str(RequestError.HTTP_4XX), str(RequestError.DEADLINE)
 _Serials = NDArray[np.int64]
@@ -75,7 +75,7 @@ class LevelRun:
         self._batch: list[tuple[tuple[SimRequest, ...], _Serials]] = [((), np.empty(0, dtype=np.int64))] * (
             len(self._seats)
         )
-        self._turns = Turns(requests)
+        self._order = SendingOrder(requests)
         self._idle_slots = 0
         self._open = count
 
@@ -159,17 +159,21 @@ class LevelRun:
             if request.scheduled_s is None:
                 raise ValueError(f"request {request.index} of open-loop level {self._level.name} has no scheduled time")
             self._due[position] = request.scheduled_s
-            if not self._turns.waits(position):
-                self._push(request.scheduled_s, partial(self._send, position))
+        self._schedule_free()
+
+    def _schedule_free(self) -> None:
+        while (free := self._order.take()) is not None:
+            position, since_s = free
+            self._push(max(self._due[position], since_s or 0.0), partial(self._send, position))
 
     def _open_slot(self, now: float) -> None:
         self._idle_slots += 1
         self._fill_slots(now)
 
     def _fill_slots(self, now: float) -> None:
-        while self._idle_slots and (position := self._turns.take()) is not None:
+        while self._idle_slots and (free := self._order.take()) is not None:
             self._idle_slots -= 1
-            self._send(position, now)
+            self._send(free[0], now)
 
     def _send(self, position: int, now: float) -> None:
         self._due[position] = self._sent[position] = now
@@ -180,12 +184,11 @@ class LevelRun:
     def _end(self, position: int, now: float) -> None:
         self._done[position] = now
         self._open -= 1
-        freed = self._turns.end(position)
-        if self._level.arrivals is not Arrivals.CLOSED:
-            for following in freed:
-                self._push(max(now, self._due[following]), partial(self._send, following))
-            return
-        self._open_slot(now)
+        self._order.ended(self._requests[position].index, now)
+        if self._level.arrivals is Arrivals.CLOSED:
+            self._open_slot(now)
+        else:
+            self._schedule_free()
 
     def _too_long(self, request: PlannedRequest) -> bool:
         return request.prompt_tokens + request.output_tokens > self._max_model_len

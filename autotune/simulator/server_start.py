@@ -71,7 +71,7 @@ class Starter:
         problem = start_checks.config_problem(node, shape, settings)
         if problem is not None:
             self._fail(problem)
-        log.info("model.py:619", "Resolved architecture: LlamaForCausalLM")
+        log.info("model.py:619", f"Resolved architecture: {shape.architecture}")
         log.info("model.py:1776", f"Using max model len {settings.max_model_len}")
         if settings.chunked_prefill:
             tokens = settings.max_num_batched_tokens

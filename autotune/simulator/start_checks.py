@@ -1,4 +1,4 @@
-"""Why a simulated server would not start: vLLM's checks in vLLM's order, with its texts (0.25). Pure.
+"""Why a simulated server would not start: vLLM's checks in vLLM's order, with its texts (0.25, 0.32). Pure.
 
 Used by the HTTP double, which prints the text and exits, and by the simulated engine, which reports the class.
 """
@@ -9,16 +9,29 @@ from dataclasses import dataclass
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.node.memory import MemoryEstimate
-from autotune.records import FailureClass, Gpu, ModelShape, Node
+from autotune.records import AttentionKind, FailureClass, Gpu, ModelShape, Node
+from autotune.simulator.graph_sizes import captured_sizes
 from autotune.units import GIB, gib
 
 CONTEXT_BYTES = round(0.51 * GIB)
 """CUDA context of a process with nothing loaded (recorded on an H200, `worker init memory snapshot`)."""
 
-GRAPH_BYTES = round(0.98 * GIB)
-"""CUDA graphs of 51 sizes of a 32-layer model (recorded, `Graph capturing finished`); on top of the requested share.
+GRAPH_BYTES = round(0.98 * GIB / 51)
+"""One CUDA graph of a 32-layer model (recorded, `Graph capturing finished`: 0.98 GiB for 51 sizes); on top of the
+requested share.
 
 That a share too near 1 therefore runs out of memory at warm-up is our inference; no such start was recorded."""
+
+QUANTIZATION_CAPABILITY = {
+    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "gptq": 60, "gptq_marlin": 60, "auto_gptq": 60, "fp8": 75,
+    "fp8_per_tensor": 75, "fbgemm_fp8": 80, "compressed-tensors": 70, "mxfp4": 80, "gpt_oss_mxfp4": 80,
+    "modelopt": 80, "modelopt_fp4": 75, "experts_int8": 80, "moe_wna16": 70, "torchao": 75,
+}  # fmt: skip
+"""Least compute capability x 10 of each method (`get_min_capability`, 0.32). Below 8.9 fp8 weights are widened (Marlin)
+rather than refused."""
+
+_FAMILY = {"awq_marlin": "awq", "auto_awq": "awq", "gptq_marlin": "gptq", "auto_gptq": "gptq", "gpt_oss_mxfp4": "mxfp4"}
+"""Words that may stand for one another in a checkpoint and on the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +57,16 @@ def config_problem(node: Node, shape: ModelShape, settings: ResolvedSettings) ->
     s = settings
     for problem in (
         _length(shape, s),
+        _quantization(shape, s),
+        _capability(node, s),
         _dtype(node, s),
         _world(node, s),
         _batch(s),
         _heads(shape, s),
+        _experts(shape, s),
+        _scheduling(s),
+        _stages(shape, s),
+        _kv_heads(shape, s),
     ):
         if problem is not None:
             return problem
@@ -86,7 +105,7 @@ def memory_problem(node: Node, settings: ResolvedSettings, estimate: MemoryEstim
         )
     if not estimate.fits:
         return _too_small(s, estimate)
-    if not s.enforce_eager and wanted + GRAPH_BYTES > free:
+    if wanted + GRAPH_BYTES * len(captured_sizes(s)) > free:
         return warmup_problem(s)
     return None
 
@@ -233,6 +252,77 @@ def _heads(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
         "VllmConfig",
         f"Total number of attention heads ({shape.heads}) must be divisible by tensor parallel size ({tp}).",
         FailureClass.INDIVISIBLE,
+    )
+
+
+def _experts(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
+    if not s.expert_parallel or shape.experts is not None:
+        return None
+    return _validation(
+        "VllmConfig", "Number of experts in the model must be greater than 0 when expert parallelism is enabled."
+    )
+
+
+def _scheduling(s: ResolvedSettings) -> StartProblem | None:
+    if not (s.async_scheduling and s.speculative_tokens):
+        return None
+    return _validation(
+        "VllmConfig",
+        "Currently, async scheduling is only supported with EAGLE/MTP/Draft Model/NGram GPU/DSpark/DFlash kind of "
+        "speculative decoding",
+    )
+
+
+def _quantization(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
+    asked, has = s.quantization, shape.quantization
+    if asked is None or has is None or _FAMILY.get(asked, asked) == _FAMILY.get(has, has):
+        return None
+    return _validation(
+        "ModelConfig",
+        f"Quantization method specified in the model config ({has}) does not match the quantization method specified "
+        f"in the `quantization` argument ({asked}).",
+    )
+
+
+def _capability(node: Node, s: ResolvedSettings) -> StartProblem | None:
+    capability, least = node.gpus[0].compute_capability, QUANTIZATION_CAPABILITY.get(s.quantization or "", 0)
+    if capability is not None and 10 * capability[0] + capability[1] < least:
+        return _validation(
+            "VllmConfig",
+            f"The quantization method {s.quantization} is not supported for the current GPU. Minimum capability: "
+            f"{least}. Current capability: {10 * capability[0] + capability[1]}.",
+        )
+    if _FAMILY.get(s.quantization or "", s.quantization) == "mxfp4" and s.dtype != "bfloat16":
+        return _validation(
+            "VllmConfig",
+            f"torch.{s.dtype} is not supported for quantization method {s.quantization}. Supported dtypes: "
+            "[torch.bfloat16]",
+        )
+    return None
+
+
+def _stages(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
+    if s.pipeline_parallel <= shape.layers:
+        return None
+    # vLLM has no check of its own: a stage without layers fails where its KV cache is planned. The text is ours.
+    return StartProblem(
+        failure=FailureClass.INDIVISIBLE,
+        exception="ValueError",
+        message=f"pipeline_parallel_size ({s.pipeline_parallel}) is larger than the number of layers ({shape.layers}).",
+        in_engine=True,
+    )
+
+
+def _kv_heads(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
+    tp = s.tensor_parallel
+    latent = any(layer.attention.kind is AttentionKind.LATENT for layer in shape.decoder)
+    if latent or not (shape.kv_heads % tp and tp % shape.kv_heads):
+        return None
+    # The models' own check (model_executor/models/llama.py), an assertion without a text.
+    many = shape.kv_heads >= tp
+    failed = "self.total_num_kv_heads % tp_size == 0" if many else "tp_size % self.total_num_kv_heads == 0"
+    return StartProblem(
+        failure=FailureClass.INDIVISIBLE, exception="AssertionError", message=f"assert {failed}", in_engine=True
     )
 
 

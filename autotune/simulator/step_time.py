@@ -22,11 +22,11 @@ asynchronous scheduling, and that launch times grow with the layers beyond the 3
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import Gpu, Link, ModelShape
+from autotune.simulator.dealt_experts import busiest_rank
 from autotune.simulator.graph_sizes import padding
 from autotune.simulator.scheduler import StepPlan
 from autotune.simulator.stage_costs import AttentionCost, ExpertCost, stage_costs
@@ -75,6 +75,7 @@ class Coefficients:
         lock_step_s: per step of data-parallel ranks that share MoE layers: agreeing on its size.
         fp8_share: of the fp8 peak, relative to `compute_share` of the 16-bit peak.
         dequantised_share: of the 16-bit rate, for weights that are widened before they are multiplied.
+        tile_tokens: `half_tokens` of kernels made for few rows: widened weights (Marlin) and single experts.
         expert_share: of dense rates, in the grouped matrix work of experts.
         expert_skew_share: more tokens on the busiest of the GPUs that experts are dealt to.
         moe_layer_s: routing, sorting and quantising between the matrix work of an MoE layer.
@@ -122,6 +123,7 @@ class Coefficients:
     lock_step_s: float = 0.4e-3
     fp8_share: float = 0.85
     dequantised_share: float = 0.8
+    tile_tokens: float = 16.0
     expert_share: float = 0.8
     expert_skew_share: float = 0.2
     moe_layer_s: float = 60e-6
@@ -170,6 +172,7 @@ class StepTimer:
         bandwidth = gpu.memory_bytes_per_s
         self._flops_per_token = costs.flops_per_token * widened
         self._flops_per_output = costs.flops_per_output
+        self._half_tokens = c.tile_tokens if widened > 1.0 else c.half_tokens
         self._peak_flops = gpu.bf16_flops
         self._weights_s = costs.weight_bytes / (bandwidth * c.weight_read_share)
         self._attention = tuple(_TimedAttention(cost, bandwidth * c.kv_read_share) for cost in costs.attention)
@@ -211,7 +214,7 @@ class StepTimer:
         saved = self._padding[tokens] if tokens < len(self._padding) else 0
         # One stage of several carries the head; the mean over stages decides the pace of a full pipeline.
         matmul_flops = (
-            tokens + c.half_tokens - saved
+            tokens + self._half_tokens - saved
         ) * self._flops_per_token + emitting * self._flops_per_output / self._stages
         compute_s = matmul_flops / (self._peak_flops * share)
         memory_s = self._weights_s + emitting * self._state_s
@@ -270,19 +273,19 @@ class _TimedAttention:
 class _TimedExperts:
     """The routed experts of a stage: FLOPs of a step on the busiest GPU, and seconds of reading weights.
 
-    n tokens hit a given expert with probability 1 - (1 - k/E)^n. Of experts that are dealt out whole, the busiest of r
-    GPUs holds about sqrt(2 m ln r) more of the hit ones than the mean m (largest of r nearly normal counts), which
-    matters for small batches; each hit expert pays `half_tokens` like any small batch of matrix work.
+    n tokens hit a given expert with probability 1 - (1 - k/E)^n; each hit expert pays `tile_tokens` like any small
+    batch of matrix work. Of experts that are dealt out whole, the GPU that holds most of the hit ones sets the pace:
+    with few tokens that is far more than the mean.
     """
 
-    __slots__ = ("_cost", "_half", "_log_ranks", "_miss", "_read_s", "_scale", "_skew", "flops_per_token")
+    __slots__ = ("_busiest", "_cost", "_miss", "_read_s", "_scale", "_skew", "_tile", "flops_per_token")
 
     def __init__(self, cost: ExpertCost, widened: float, bandwidth: float, c: Coefficients) -> None:
         self._cost = cost
         self._miss = 1.0 - cost.per_token / cost.count
-        self._half = c.half_tokens
+        self._tile = c.tile_tokens
         self._skew = 1.0 + c.expert_skew_share
-        self._log_ranks = 2.0 * math.log(cost.ranks)
+        self._busiest = busiest_rank(cost.count, cost.ranks) if cost.dealt and cost.ranks > 1 else ()
         self._scale = cost.layers * cost.flops * widened / c.expert_share
         self._read_s = cost.layers * cost.expert_bytes / (bandwidth * c.weight_read_share * c.expert_share)
         self.flops_per_token = cost.layers * cost.per_token * cost.flops * widened / cost.ranks
@@ -290,13 +293,16 @@ class _TimedExperts:
     def of(self, tokens: int) -> tuple[float, float]:
         cost = self._cost
         hit = cost.count * (1.0 - self._miss**tokens)
-        rows = tokens * cost.per_token / cost.ranks
-        mean = hit / cost.ranks
-        if not cost.dealt or cost.ranks == 1:
-            return (rows + mean * self._half) * self._scale, mean * self._read_s
-        local = -(-cost.count // cost.ranks)
-        most = min(local, mean + math.sqrt(self._log_ranks * mean * max(0.0, 1.0 - mean / local)))
-        return (rows * self._skew + most * self._half) * self._scale, most * self._read_s
+        rows = float(tokens * cost.per_token)
+        if not self._busiest:
+            share = 1.0 / cost.ranks
+            return (rows + hit * self._tile) * share * self._scale, hit * share * self._read_s
+        below = int(hit)
+        most: float = self._busiest[below]
+        if below < cost.count:
+            most += (hit - below) * (self._busiest[below + 1] - most)
+        rows *= self._skew * most / hit if hit else 0.0
+        return (rows + most * self._tile) * self._scale, most * self._read_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ AutotuneError
 │  ├─ NoFeasibleConfig      16   the space holds nothing that can start on this node
 │  └─ StudyMismatch         21   same study name, different question
 ├─ VllmCommandError         17   the server command cannot be run or is not vLLM
+├─ ServerUnusable           30   a server somebody else started: unreachable, refuses us, or no OpenAI server
 ├─ StorageError             18   read-only, full disk, not a database
 │  ├─ StorageLocked         19   another program holds the database
 │  └─ SchemaMismatch        29   written by another version
@@ -59,6 +60,7 @@ class ExitCode(IntEnum):
     STUDY_FATAL = 27
     NOTHING_MEASURED = 28
     SCHEMA_MISMATCH = 29
+    SERVER_UNUSABLE = 30
     NODE_UNFIT = 31
     INTERRUPTED = 130
 
@@ -177,6 +179,12 @@ class VllmCommandError(AutotuneError):
     """The server command cannot be run, or what answers is not vLLM."""
 
     exit_code = ExitCode.VLLM_COMMAND
+
+
+class ServerUnusable(AutotuneError):
+    """A server that somebody else started cannot be measured: unreachable, asks for a key, or speaks another API."""
+
+    exit_code = ExitCode.SERVER_UNUSABLE
 
 
 class StorageError(AutotuneError):

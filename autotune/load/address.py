@@ -14,8 +14,12 @@ def check_url(base_url: str, *, allow_remote: bool) -> str:
     Raises:
         InvalidOption: not http(s), no host, or another machine.
     """
-    parts = urlsplit(base_url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError:  # brackets that do not close, a port that is no number
+        parts, port = urlsplit(""), None
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
         raise InvalidOption("--url", base_url, "a URL such as http://127.0.0.1:8000")
     if not allow_remote and not is_loopback(parts.hostname):
         raise InvalidOption(
@@ -35,3 +39,8 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_this_machine(base_url: str) -> bool:
+    """Whether a URL leads to this machine."""
+    return is_loopback(urlsplit(base_url).hostname or "")

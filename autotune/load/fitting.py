@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from autotune.load.prompts import draw, span_seed
 from autotune.records import PlannedRequest
 
-_TRIES = 12
-_ENDINGS = ("", "s", "e", "x", "ss", " a", "sx", " a a", "xxx", " a a a")
-"""What is put behind the last word to make up for a token or a few."""
+_TRIES = 6
+_ENDINGS = (
+    *("", "s", "e", "q", "z"),
+    *(" a" * count for count in range(1, 5)),
+    *("x" * count for count in range(1, 10)),
+    *(" q" * count for count in range(1, 3)),
+)
+"""What is put behind the last word to make up for a few tokens: letters that merge with it and letters that do not."""
 
 _KEPT_SPANS = 256
 
@@ -29,7 +37,9 @@ class FittedPrompts:
         self._words = tuple(words)
         self._overhead = overhead_tokens
         self._salt = study_salt
-        self._per_word = max(1.0, count(" ".join(self._words)) / len(self._words))
+        # Tokens of words add up, or nearly so: most prompts are right at the first count.
+        self._costs = {word: max(1, count(f"a {word}") - count("a")) for word in self._words}
+        self._dearest = max(self._costs.values())
         self._spans: dict[tuple[int, int], str] = {}
 
     def __call__(self, request: PlannedRequest) -> str:
@@ -54,29 +64,24 @@ class FittedPrompts:
     def _fit(self, before: str, tokens: int, seed: list[int]) -> str:
         """`before` and as many words as make `tokens` tokens of both, the nearest that is found."""
         words = [self._words[pick] for pick in draw(seed, len(self._words), tokens)]
-        start = self._count(before) if before else 0
-        taken = max(1, min(len(words), round((tokens - start) / self._per_word)))
-        best, miss = before + words[0], abs(self._count(before + words[0]) - tokens)
-        fits = 1
+        sums = list(accumulate(self._costs[word] for word in words))
+        room = tokens - (self._count(before) if before else 0)
+        kept = 1
         for _ in range(_TRIES):
-            text = before + " ".join(words[:taken])
-            off = tokens - self._count(text)
-            if abs(off) < miss:
-                best, miss = text, abs(off)
-            if off >= 0:
-                fits = max(fits, taken)
-            if off == 0:
-                return text
-            step = int(off / self._per_word) or (1 if off > 0 else -1)
-            following = max(1, min(len(words), taken + step))
-            if following == taken or (off < 0 and following <= fits):
+            kept = max(1, bisect_right(sums, room))
+            off = tokens - self._count(before + " ".join(words[:kept]))
+            if 0 <= off <= self._dearest:
                 break
-            taken = following
-        return self._ended(before + " ".join(words[:fits]), tokens, best, miss)
+            room += off
+        texts = (before + " ".join(words[:few]) + end for few in (kept, max(1, kept - 1)) for end in _ENDINGS)
+        return self._nearest(texts, tokens)
 
-    def _ended(self, text: str, tokens: int, best: str, miss: int) -> str:
-        for ending in _ENDINGS:
-            off = abs(self._count(text + ending) - tokens)
+    def _nearest(self, texts: Iterable[str], tokens: int) -> str:
+        best, miss = "", math.inf
+        for text in texts:
+            off = abs(self._count(text) - tokens)
             if off < miss:
-                best, miss = text + ending, off
+                best, miss = text, off
+            if off == 0:
+                break
         return best

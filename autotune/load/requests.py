@@ -25,6 +25,9 @@ _PROMPTS, _OUTPUTS, _SHARERS, _PREFIX_IDS, _OFFSET = range(5)
 OPEN_PER_SLOT = 2
 """Conversations open at once for each slot of a closed loop: while one is answered, another one's user types."""
 
+RECORDED_THINK_S = 5.0
+"""Between turns of recorded conversations that have no times."""
+
 
 def plan_requests(workload: Workload, level: LoadLevel, trial_salt: int) -> tuple[PlannedRequest, ...]:
     """The requests of one level in the order they are sent; `scheduled_s` only in an open loop.
@@ -33,13 +36,13 @@ def plan_requests(workload: Workload, level: LoadLevel, trial_salt: int) -> tupl
         ValueError: an open-loop level without a positive rate, or one that replays arrivals that the workload lacks.
     """
     if workload.trace is not None:
-        return _recorded(workload.trace, workload.seed, level, trial_salt)
+        return _recorded(workload, workload.trace, level, trial_salt)
     if workload.turns is not None:
         return _talking(workload, level, trial_salt)
     return _drawn(workload, level, trial_salt)
 
 
-def reachable_share(requests: Sequence[PlannedRequest]) -> float:
+def reachable_share(requests: Sequence[PlannedRequest | TraceRow]) -> float:
     """Share of all prompt tokens that a prefix cache without bounds would serve: what an earlier prompt began with too.
 
     0..1, an upper bound: blocks that are not full and requests that run side by side take some off it.
@@ -92,7 +95,7 @@ def open_conversations(workload: Workload, level: LoadLevel) -> int:
     """
     if level.arrivals is Arrivals.CLOSED:
         return OPEN_PER_SLOT * (level.concurrency or 1)
-    think_s = workload.turns.think_s if workload.turns else 5.0
+    think_s = workload.turns.think_s if workload.turns else RECORDED_THINK_S
     return max(1, min(level.requests, ceil((level.rate_rps or 0.0) * think_s)))
 
 
@@ -162,19 +165,19 @@ def _before_answer(said: tuple[SharedSpan, ...], prefixes: int, turn: int) -> tu
     return said[: prefixes + 2 * turn + 1]
 
 
-def _recorded(trace: Trace, seed: int, level: LoadLevel, trial_salt: int) -> tuple[PlannedRequest, ...]:
+def _recorded(workload: Workload, trace: Trace, level: LoadLevel, trial_salt: int) -> tuple[PlannedRequest, ...]:
     """Rows of a trace from a place that the workload's seed and the level's name decide; from its start when it ends.
 
     The name is in it so that real prompts of one level are not those of the next, as far as there are enough.
     """
-    offset = _hash(seed, level.name, _OFFSET)
+    offset = _hash(workload.seed, level.name, _OFFSET)
     rows = len(trace.rows)
     if trace.ordered:
         offset %= rows
         places = [divmod(offset + i, rows) for i in range(level.requests)]
         times = _times(trace, offset, level.requests) if level.arrivals is Arrivals.TRACE else None
     else:
-        places, times = _talks_in_turn(trace, offset, level), None
+        places, times = _talks_in_turn(trace, offset, level, open_conversations(workload, level)), None
     due = schedule(level, times)
     sent: dict[tuple[int, int], int] = {}
     planned = []
@@ -198,14 +201,11 @@ def _recorded(trace: Trace, seed: int, level: LoadLevel, trial_salt: int) -> tup
     return tuple(planned)
 
 
-def _talks_in_turn(trace: Trace, offset: int, level: LoadLevel) -> list[tuple[int, int]]:
+def _talks_in_turn(trace: Trace, offset: int, level: LoadLevel, open_at_once: int) -> list[tuple[int, int]]:
     """Lap and row of each request, for conversations that the file has one after the other."""
     talks = trace.conversations
     start = offset % len(talks)
     talks = talks[start:] + talks[:start]
-    open_at_once = (
-        OPEN_PER_SLOT * level.concurrency if level.concurrency else max(1, min(len(talks), level.requests // 4))
-    )
     order: tuple[Turn, ...] = interleave([len(talk) for talk in talks], level.requests, open_at_once, offset >> 8)
     return [(turn.serial // len(talks), talks[turn.serial % len(talks)][turn.turn]) for turn in order]
 

@@ -75,7 +75,7 @@ def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
     """The load levels, and the ramp that found them."""
     ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
     levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
-    parts: list[RenderableType] = [_levels(levels, mark), _server_said(levels, mark)] if levels else []
+    parts: list[RenderableType] = [levels_table(levels, mark), server_table(levels, mark)] if levels else []
     return [*parts, _ramp(ramp, mark)] if ramp else parts
 
 
@@ -126,12 +126,12 @@ def _failure(failure: Failure, remedies: tuple[Advice, ...]) -> Group:
     return titled("What went wrong", table)
 
 
-def _levels(measurements: tuple[Measurement, ...], mark: str) -> Group:
+def levels_table(measurements: tuple[Measurement, ...], mark: str) -> Group:
     """One column a level, one row a figure."""
     table = grid()
     column(table, "")
     for measured in measurements:
-        column(table, f"{printable(measured.level.name)} ({_offered(measured)})", right=True)
+        column(table, f"{printable(measured.level.name)} ({offered(measured)})", right=True)
     rows = [
         ("requests ok / failed", [f"{m.completed} / {m.failed}" for m in measurements]),
         ("measured over", [f"{seconds(m.steady_s)} of {seconds(m.duration_s)}" for m in measurements]),
@@ -186,7 +186,8 @@ def _latency_rows(name: str, found: list[Latency | None]) -> list[tuple[str, lis
     ]
 
 
-def _offered(measured: Measurement) -> str:
+def offered(measured: Measurement) -> str:
+    """The load of a level in words: `64 in flight`, `poisson 3.2/s`."""
     level = measured.level
     if level.concurrency is not None:
         return f"{level.concurrency} in flight"
@@ -195,7 +196,7 @@ def _offered(measured: Measurement) -> str:
     return str(level.arrivals)
 
 
-def _server_said(measurements: tuple[Measurement, ...], mark: str) -> Group:
+def server_table(measurements: tuple[Measurement, ...], mark: str) -> Group:
     """One column a level; what the server did not say is `-`."""
     table = grid()
     column(table, "")

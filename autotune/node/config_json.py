@@ -8,7 +8,7 @@ transformers 5.19 assumes (`node.families`). Everything is bounded, so that arit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,7 +24,7 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 # Our word, and what other families call it. The first that is there and not null wins.
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("n_embd", "d_model", "model_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_key_value_heads": ("n_head_kv", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
@@ -49,13 +49,54 @@ _SYNONYMS: dict[str, tuple[str, ...]] = {
     "mamba_d_state": ("ssm_state_size",),
     "mamba_n_groups": ("n_groups",),
     "mamba_d_conv": ("conv_kernel",),
+    "mamba_ssm_dtype": ("mamba_ssm_cache_dtype",),
     "conv_l_cache": ("conv_L_cache",),
     "sliding_window_pattern": ("_sliding_window_pattern",),
     "dtype": ("torch_dtype",),
 }
-_FOUR_TIMES_HIDDEN = ("gpt2", "gpt_bigcode", "falcon", "bloom", "gptj", "RefinedWeb", "RefinedWebModel")
+_FOUR_TIMES_HIDDEN = (
+    "gpt2",
+    "gpt_bigcode",
+    "falcon",
+    "bloom",
+    "gptj",
+    "mpt",
+    "RefinedWeb",
+    "RefinedWebModel",
+)
 _Size = Field(default=None, gt=0, le=MOST)
 _Count = Field(default=None, ge=0, le=MOST)
+
+
+# A list in one of these gives every layer a size of its own; when they are all the same it is one size after all.
+_ONE_SIZE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "n_shared_experts",
+    "sliding_window",
+)
+
+
+class UnsizedModel(InvalidFile):
+    """A readable config.json of a model whose memory we do not compute; a real server may well serve it."""
+
+
+def unsized(file: str, key: str, value: object, what: str) -> UnsizedModel:
+    """The error for a model that has `what`, seen at `key`."""
+    return UnsizedModel(
+        file,
+        key,
+        value,
+        "a model that reads as a stack of decoder layers",
+        hint=f"This model has {what}, whose memory and speed are not computed, so it cannot be simulated; "
+        "a real server can still be tuned.",
+    )
 
 
 class DecoderConfig(BaseModel):
@@ -87,7 +128,9 @@ class DecoderConfig(BaseModel):
     mlp_bias: bool | None = None
     use_qk_norm: bool | None = None
     qk_layernorm: bool | None = None
+    add_qkv_bias: bool | None = None
     new_decoder_architecture: bool | None = None
+    parallel_attn: bool | None = None
     # Kinds of layers
     layer_types: list[str] | None = Field(default=None, max_length=MOST_LAYERS)
     sliding_window: int | None = Field(default=None, ge=-1, le=MOST)
@@ -126,7 +169,7 @@ class DecoderConfig(BaseModel):
     mlp_layer_types: list[str] | None = Field(default=None, max_length=MOST_LAYERS)
     first_k_dense_replace: int | None = _Count
     num_dense_layers: int | None = _Count
-    moe_layer_freq: int | list[int] | None = None
+    moe_layer_freq: int | Annotated[list[int], Field(max_length=MOST_LAYERS)] | None = None
     interleave_moe_layer_step: int | None = _Count
     moe_layers: list[int] | None = Field(default=None, max_length=MOST_LAYERS)
     moe_layer_start_index: int | None = _Count
@@ -175,16 +218,21 @@ def read_decoder(config: Mapping[str, Any], *, file: str) -> tuple[DecoderConfig
 
     Raises:
         InvalidFile: a key is missing, has the wrong type or lies out of all bounds.
+        UnsizedModel: layers of different sizes, or an unknown architecture that lacks a decoder's keys.
     """
     merged, nested = text_part(config)
     family = family_of(_model_type(merged, file), _architectures(merged, file))
     assumed = {**(ASSUMED_WHEN_NESTED.get(family.name, {}) if nested else {}), **ASSUMED.get(family.name, {})}
     translated = _translate(merged, assumed)
+    _one_size(translated, file)
     try:
         parsed = DecoderConfig.model_validate(translated)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "missing" and not family.known:
+            what = f"an architecture ({family.name}) that is not known here, and its config has no {key}"
+            raise unsized(file, key, None, what) from None
         raise InvalidFile(file, key, translated.get(str(first["loc"][0])), first["msg"]) from None
     _check_heads(parsed, file)
     return parsed, family
@@ -224,8 +272,20 @@ def _translate(config: Mapping[str, Any], assumed: Mapping[str, Any]) -> dict[st
     return {key: value for key, value in out.items() if value is not None}
 
 
+def _one_size(out: dict[str, Any], file: str) -> None:
+    for key in _ONE_SIZE:
+        value = out.get(key)
+        if not isinstance(value, list) or not value:
+            continue
+        if any(item != value[0] for item in value):
+            raise unsized(file, key, value, "layers of different sizes")
+        out[key] = value[0]
+
+
 def _assume_mlp(out: dict[str, Any]) -> None:
     if out.get("intermediate_size") is not None:
+        if out.get("model_type") == "qwen" and isinstance(out["intermediate_size"], int):
+            out["intermediate_size"] //= 2  # the first Qwen counts gate and up together
         return
     # GPT-2, Falcon and BLOOM leave it out where it is the classic four times hidden.
     if out.get("model_type") in _FOUR_TIMES_HIDDEN and isinstance(out.get("hidden_size"), int):

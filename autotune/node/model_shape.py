@@ -10,15 +10,13 @@ memory.
 from __future__ import annotations
 
 import functools
-import json
-import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidFile, UnknownName
-from autotune.node import catalogue
-from autotune.node.config_json import DecoderConfig, read_decoder
+from autotune.node.config_json import DecoderConfig, UnsizedModel, read_decoder, text_part, unsized
+from autotune.node.config_source import HubConfig, find_config, hub_cache, surroundings
 from autotune.node.families import Family
 from autotune.node.layer_kinds import LayerKind, Mixer, Mlp, layer_kinds
 from autotune.node.quantized import Quantization, UnknownQuantization, read_quantization
@@ -33,7 +31,9 @@ from autotune.node.weights_count import (
     shared_size,
 )
 from autotune.records import AttentionKind, Experts, LayerShape, ModelShape
-from autotune.yaml_input import existing_file
+from autotune.units import format_bytes
+
+__all__ = ["UnsizedModel", "hub_cache", "load_shape", "shape_from_config"]
 
 # Keys whose presence (with a truthy value) gives a model no reading as a plain stack of decoder layers, and why.
 _NO_READING = (
@@ -66,56 +66,48 @@ _UNREAD_TYPES = {
 }
 
 
-class UnsizedModel(InvalidFile):
-    """A readable config.json of a model whose memory we do not compute; a real server may well serve it."""
+_FILES_TOLERANCE = 0.1
+"""Padding of mxfp4 experts and draft layers that are not loaded make up to 9 %."""
 
 
-def load_shape(name_or_path: str, *, env: Mapping[str, str] | None = None, home: Path | None = None) -> ModelShape:
+def load_shape(
+    name_or_path: str,
+    *,
+    env: Mapping[str, str] | None = None,
+    home: Path | None = None,
+    hub: HubConfig | None = None,
+) -> ModelShape:
     """The shape of a model named by a folder, a hub id, or the last part of a hub id (any letter case).
 
-    Looked up in this order: a local folder with config.json, the Hugging Face cache, the shipped catalogue.
+    Looked up in this order: a local folder with config.json, the Hugging Face cache, the shipped catalogue, the hub.
 
     Args:
         env: environment that HF_HUB_CACHE and HF_HOME are read from; the process's own when None.
         home: home folder, for the cache's default place.
+        hub: asks the hub (`node.hub.hub_config`); None leaves the network alone.
 
     Raises:
         UnknownName: found in none of them; the hint says where we looked.
         InvalidFile: a config.json that cannot be read or lacks a key.
         UnsizedModel: a model that cannot be sized.
     """
-    folder = existing_file(name_or_path)
-    if folder is not None and folder.is_dir():
-        path = folder / "config.json"
-        if not path.is_file():
-            raise UnknownName("model", name_or_path, (), hint=f"The folder {folder} has no config.json.")
-        return _read(path, name_or_path)
-    cache = hub_cache(os.environ if env is None else env, home or Path.home())
-    cached = _cached_config(cache, name_or_path)
-    if cached is not None:
-        return _read(cached, name_or_path)
-    entry = catalogue.find(name_or_path)
-    if entry is not None:
-        full_name, config = entry
-        return shape_from_config(config, name=full_name, file="the shipped catalogue")
-    names = catalogue.catalogue_names()
-    raise UnknownName(
-        "model",
-        name_or_path,
-        names,
-        hint=f"Looked for a folder of this name, in the Hugging Face cache {cache}, and in the shipped catalogue of "
-        f"{len(names)} names. Give a folder with a config.json, or download the model's config.json into the cache.",
+    where, home_folder = surroundings(env, home)
+    found = find_config(name_or_path, env=where, home=home_folder, hub=hub)
+    shape = shape_from_config(found.config, name=found.name, file=found.file)
+    return _checked_against_files(shape, found.weight_file_bytes)
+
+
+def _checked_against_files(shape: ModelShape, weight_file_bytes: int | None) -> ModelShape:
+    """Doubts a size that the files beside the config contradict; weights stored in 32 bit are twice as large."""
+    if weight_file_bytes is None:
+        return shape
+    ratio = shape.weight_bytes / weight_file_bytes
+    if any(abs(ratio * factor - 1) <= _FILES_TOLERANCE for factor in (1, 2)):
+        return shape
+    doubt = (
+        f"its files hold {format_bytes(weight_file_bytes)}, its config adds up to {format_bytes(shape.weight_bytes)}"
     )
-
-
-def hub_cache(env: Mapping[str, str], home: Path) -> Path:
-    """Where the Hugging Face hub keeps models: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
-    if env.get("HF_HUB_CACHE"):
-        return Path(env["HF_HUB_CACHE"]).expanduser()
-    if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
-    base = Path(env["XDG_CACHE_HOME"]).expanduser() if env.get("XDG_CACHE_HOME") else home / ".cache"
-    return base / "huggingface" / "hub"
+    return replace(shape, doubt=f"{shape.doubt}; {doubt}" if shape.doubt else doubt)
 
 
 def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> ModelShape:
@@ -129,7 +121,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> Mod
     decoder, family = read_decoder(config, file=file)
     kinds = layer_kinds(decoder, family, file=file)
     quantization = _quantization(config, file)
-    layers = _layers(decoder, family, kinds, quantization, nested="text_config" in config)
+    layers = _layers(decoder, family, kinds, quantization, nested=text_part(config)[1])
     tower = towers_parameters(config, decoder.hidden_size, file=file)
     tables = _table_parameters(decoder, family)
     parameters = sum(layer.parameters for layer in layers) + tables + tower
@@ -242,19 +234,18 @@ def _quantization(config: Mapping[str, Any], file: str) -> Quantization | None:
         return read_quantization(raw, file=file, key=key)
     except UnknownQuantization as error:
         method = str(error)
-        raise _unsized(file, key, method, f"weights quantised by {method!r}") from None
+        raise unsized(file, key, method, f"weights quantised by {method!r}") from None
 
 
 def _refuse_unread(config: Mapping[str, Any], file: str) -> None:
-    text = config.get("text_config")
-    inner: Mapping[str, Any] = {**config, **text} if isinstance(text, Mapping) else config
+    inner = text_part(config)[0]
     kinds = (config.get("model_type"), inner.get("model_type"))
     for kind in kinds:
         if isinstance(kind, str) and kind in _UNREAD_TYPES:
-            raise _unsized(file, "model_type", kind, _UNREAD_TYPES[kind])
+            raise unsized(file, "model_type", kind, _UNREAD_TYPES[kind])
     for key, what in _NO_READING:
         if inner.get(key):
-            raise _unsized(file, key, inner[key], what)
+            raise unsized(file, key, inner[key], what)
 
 
 def _doubt(family: Family, kinds: tuple[LayerKind, ...], quantization: Quantization | None, tower: int) -> str | None:
@@ -268,43 +259,3 @@ def _doubt(family: Family, kinds: tuple[LayerKind, ...], quantization: Quantizat
     if tower:
         doubts.append("the size of its vision or audio tower is an estimate")
     return "; ".join(doubts) or None
-
-
-def _unsized(file: str, key: str, value: object, what: str) -> UnsizedModel:
-    return UnsizedModel(
-        file,
-        key,
-        value,
-        "a model that reads as a stack of decoder layers",
-        hint=f"This model has {what}, whose memory and speed are not computed, so it cannot be simulated; "
-        "a real server can still be tuned.",
-    )
-
-
-def _read(path: Path, name: str) -> ModelShape:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise InvalidFile(str(path), "", "nested too deeply", "a readable JSON file") from None
-    except (OSError, ValueError) as error:
-        raise InvalidFile(str(path), "", str(error), "a readable JSON file") from error
-    if not isinstance(config, dict):
-        raise InvalidFile(str(path), "", config, "a JSON object")
-    return shape_from_config(config, name=name, file=str(path))
-
-
-def _cached_config(cache: Path, name: str) -> Path | None:
-    """config.json of the snapshot that `main` points at, else of the newest one; None when not downloaded."""
-    if name.count("/") != 1 or ".." in name:
-        return None
-    repository = cache / f"models--{name.replace('/', '--')}"
-    main = repository / "refs" / "main"
-    try:
-        if main.is_file():
-            path = repository / "snapshots" / main.read_text(encoding="utf-8").strip() / "config.json"
-            if path.is_file():
-                return path
-        snapshots = sorted(repository.glob("snapshots/*/config.json"), key=lambda p: p.parent.stat().st_mtime)
-    except OSError as error:
-        raise InvalidFile(str(repository), "", str(error), "a readable Hugging Face cache") from error
-    return snapshots[-1] if snapshots else None

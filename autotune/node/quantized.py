@@ -232,22 +232,21 @@ def _made(method: str, scheme: Scheme, section: _Section, **more: Any) -> Quanti
         method=method,
         schemes=((None, scheme),),
         ignored=section.names(*_IGNORED),
-        kv_cache_dtype=_kv_dtype(section),
         **more,
     )
 
 
 def _kv_dtype(section: _Section) -> str | None:
-    """`fp8` where the checkpoint brings 8-bit float scales for K and V: there vLLM's `auto` means fp8."""
+    """`fp8` where the checkpoint brings 8-bit float scales for K and V and vLLM's `auto` follows them.
+
+    vLLM 0.32 does so for compressed-tensors and modelopt only; the `kv_cache_scheme` of a `quant_method: fp8`
+    checkpoint waits for `--kv-cache-dtype fp8`.
+    """
     scheme = section.raw.get("kv_cache_scheme")
     if isinstance(scheme, Mapping):
         part = _Section(scheme, section.file, f"{section.key}.kv_cache_scheme")
-        if part.integer("num_bits") == 8 and (part.text("type") or "float") == "float":
-            return "fp8"
-        return None
-    algo = section.raw.get("kv_cache_quant_algo")
-    if isinstance(scheme, str):
-        algo = scheme
+        return "fp8" if part.integer("num_bits") == 8 and part.text("type") == "float" else None
+    algo = scheme if isinstance(scheme, str) else section.raw.get("kv_cache_quant_algo")
     return "fp8" if isinstance(algo, str) and algo.upper() == "FP8" else None
 
 

@@ -38,7 +38,8 @@ class Part:
         copies: of the same size: one per routed expert.
         active: copies that one token passes.
         plain: always in 16 bit: norms, biases, routers, convolutions.
-        hidden_rows, hidden_columns: this side is the hidden size (experts are padded by it).
+        hidden_rows: the rows are the hidden size, not the columns (experts are padded by it).
+        duplicate: a second copy that vLLM makes while loading: bytes, but no parameters.
     """
 
     name: str
@@ -49,11 +50,22 @@ class Part:
     active: int = 1
     plain: bool = False
     hidden_rows: bool = False
+    duplicate: bool = False
+
+    @property
+    def values(self) -> int:
+        """Numbers in all copies."""
+        return self.copies * self.rows * self.columns
 
     @property
     def parameters(self) -> int:
-        """Of all copies."""
-        return self.copies * self.rows * self.columns
+        """What counts as the model's."""
+        return 0 if self.duplicate else self.values
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes."""
+        return 0 if self.duplicate else self.active * self.rows * self.columns
 
 
 def _matrix(name: str, rows: int, columns: int, place: Place = Place.SPLIT) -> Part:
@@ -66,7 +78,7 @@ def _vector(name: str, size: int, place: Place = Place.REPLICATED) -> Part:
 
 def layer_parts(config: DecoderConfig, family: Family, kind: LayerKind) -> tuple[Part, ...]:
     """Everything that one layer of this kind holds."""
-    parts = [_vector("norms", _norms(family, kind) * family.norm_values * config.hidden_size)]
+    parts = [_vector("norms", _norms(config, family, kind) * family.norm_values * config.hidden_size)]
     mixer = _MIXERS.get(kind.mixer)
     if mixer is not None:
         parts += mixer(config, family, kind)
@@ -74,10 +86,12 @@ def layer_parts(config: DecoderConfig, family: Family, kind: LayerKind) -> tuple
         parts += _experts(config, family)
     elif kind.mlp is Mlp.DENSE:
         parts += _dense_mlp(config, family)
-    return tuple(part for part in parts if part.parameters)
+    return tuple(part for part in parts if part.values)
 
 
-def _norms(family: Family, kind: LayerKind) -> int:
+def _norms(config: DecoderConfig, family: Family, kind: LayerKind) -> int:
+    if family.name == "falcon" and config.parallel_attn and not config.new_decoder_architecture:
+        return 1
     if family.name == "gemma4_text" and kind.mlp is Mlp.EXPERTS:
         return 7  # the dense MLP and the experts of a layer have norms of their own
     return family.norms
@@ -124,6 +138,9 @@ def _latent_attention(config: DecoderConfig, _family: Family, _kind: LayerKind) 
     yield _vector("self_attn.kv_a_layernorm", latent)
     yield _matrix("self_attn.kv_b_proj", heads * (nope + value_dim), latent)
     yield _matrix("self_attn.o_proj", hidden, heads * value_dim)
+    # vLLM keeps W_UK and W_UV in 16 bit for decoding, beside the kv_b_proj that prefill uses (mla_attention.py).
+    absorbed = heads * (nope + value_dim)
+    yield Part(name="self_attn.absorbed", rows=absorbed, columns=latent, plain=True, duplicate=True)
     if config.attention_bias:
         yield _vector("self_attn.biases", (config.q_lora_rank or 0) + latent + rope + hidden)
     if config.index_n_heads and config.index_head_dim:
@@ -323,14 +340,14 @@ def layer_shape(
         replicated_bytes=held[Place.REPLICATED],
         expert_bytes=held[Place.EXPERT],
         parameters=sum(part.parameters for part in parts),
-        active_parameters=sum(part.active * part.rows * part.columns for part in parts),
+        active_parameters=sum(part.active_parameters for part in parts),
     )
 
 
 def part_bytes(part: Part, *, layer: int, quantization: Quantization | None, nested: bool) -> int:
     """Bytes of all copies of a part."""
     if quantization is None or part.plain:
-        return BYTES_16BIT * part.parameters
+        return BYTES_16BIT * part.values
     expert = part.place is Place.EXPERT
     scheme = quantization.scheme_of(_full_names(part.name, layer, nested), expert=expert)
     rows, columns = part.rows, part.columns

@@ -267,8 +267,9 @@ def check_serve(found: Findings) -> Check | None:
         return Check(name=name, status=Status.FAIL, text=text, remedy=f"{first} The server's log: {served.log}")
     tokens = "" if served.output_tokens is None else f" of {served.output_tokens} tokens"
     memory = "no GPU was used" if served.memory_back is None else "GPU memory is back"
+    mark = "SIMULATED: " if served.simulated else ""
     text = (
-        f"{served.model} ready after {format_seconds(served.startup_s)}, /v1/models names {', '.join(served.models)}, "
+        f"{mark}{served.model} ready after {format_seconds(served.startup_s)}, /v1/models names {', '.join(served.models)}, "
         f"a completion{tokens} took {format_seconds(served.answer_s)}, "
         f"stopped within {format_seconds(served.stop_s)}: no process is left, {memory}"
     )

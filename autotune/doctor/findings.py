@@ -122,6 +122,7 @@ class Served:
         output_tokens: of the one completion; None when the server did not count.
         max_model_len: what it was started with, or what it told.
         memory_back: GPU memory is where it was before; None where there was no GPU to look at.
+        simulated: a simulated server answered, which proves nothing about a real one.
     """
 
     model: str
@@ -135,6 +136,7 @@ class Served:
     output_tokens: int | None
     stop_s: float
     memory_back: bool | None
+    simulated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

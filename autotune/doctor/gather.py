@@ -79,7 +79,8 @@ def look(asked: Asked, here: Here) -> Looked:
         UnknownName: the model is neither here nor the name of a download.
         InvalidFile: its config.json is damaged.
     """
-    gpus = _look_at_gpus(asked.gpus, here)
+    shm = read_room(SHM) if SHM.is_dir() else None
+    gpus = _look_at_gpus(asked.gpus, here, shm.total if shm else None)
     model = None if asked.model is None else look_at_model(asked.model, here.environ, here.home)
     found, command, installed = _look_at_command(asked.vllm_command, here)
     cache = hub_cache(here.environ, here.home)
@@ -91,7 +92,7 @@ def look(asked: Asked, here: Here) -> Looked:
         cuda=here.probe.cuda_version() if here.probe else None,
         strangers=gpus.strangers,
         numa_nodes=count_numa_nodes(),
-        shm=read_room(SHM) if SHM.is_dir() else None,
+        shm=shm,
         vllm=found,
         token=find_hf_token(here.environ, here.home),
         model=model,
@@ -150,12 +151,19 @@ class _Gpus:
     strangers: tuple[tuple[int, int], ...] = ()
 
 
-def _look_at_gpus(requested: str | None, here: Here) -> _Gpus:
+def _look_at_gpus(requested: str | None, here: Here, shm_bytes: int | None) -> _Gpus:
     if here.probe_problem is not None:
         return _Gpus(problem=here.probe_problem)
     probe = here.probe
     try:
-        node = detect_node(probe, here.environ, requested, has_kfd=here.has_kfd, numa_nodes=count_numa_nodes())
+        node = detect_node(
+            probe,
+            here.environ,
+            requested,
+            shm_bytes=shm_bytes,
+            has_kfd=here.has_kfd,
+            numa_nodes=count_numa_nodes(),
+        )
         if probe is None:
             return _Gpus()
         physical = len(probe.list_gpus())

@@ -162,7 +162,8 @@ class _Run:
             answer_s=answered.seconds,
             output_tokens=answered.tokens,
             stop_s=stop_s,
-            memory_back=True if self.probe is not None else None,
+            memory_back=True if self.probe is not None else None,  # `stop` would have failed otherwise
+            simulated=server.facts.simulated,
         )
 
     async def _ask(self, server: ProcessServer) -> _Answer | Failure:

@@ -53,6 +53,7 @@ def test_serve_starts_asks_stops_and_leaves_nothing(tmp_path: Path) -> None:
     assert f"/v1/models names {marker}" in text
     assert "a completion of 8 tokens" in text
     assert "no GPU was used" in text
+    assert text.startswith("SIMULATED: ")
     assert processes_naming(marker) == []
     assert list(tmp_path.glob("autotune-doctor-*")) == []
 

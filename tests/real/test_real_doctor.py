@@ -40,6 +40,7 @@ def test_a_small_server_starts_answers_and_goes(vllm_python: str, tiny_model: Pa
     assert checks["serve"]["status"] == "ok"
     assert f"/v1/models names {tiny_model}" in checks["serve"]["text"]
     assert "a completion of 8 tokens" in checks["serve"]["text"]
+    assert "SIMULATED" not in checks["serve"]["text"]
     # The folder with the server's log is kept only when something went wrong.
     assert list(tmp_path.glob("autotune-doctor-*")) == []
     naming = [e.name for e in Path("/proc").iterdir() if e.name.isdigit() and str(tiny_model).encode() in _cmdline(e)]

@@ -56,6 +56,8 @@ def test_a_machine_with_gpus(tmp_path: Path) -> None:
     assert (found.hidden, found.cuda, found.strangers) == (1, (13, 0), ((2, 1),))
     assert found.node.topology is not None
     assert found.node.topology.numa == (1, 0)
+    assert found.shm is not None
+    assert found.node.shm_bytes == found.shm.total
     assert found.token == "HF_TOKEN"
     assert SECRET not in repr(found)
     assert found.cache == str(tmp_path / "hub")

@@ -111,6 +111,26 @@ def test_values_outside_the_choices_stay_out_of_the_distributions(full, load):
     assert trial.user_attrs["autotune:config_hash"] == BASE.hash
 
 
+def test_checkpoints_and_points_of_a_range_are_categories(store, load):
+    """As a space has them: texts with None for the study's own model, fractions of a grid, a variable."""
+    choices = (
+        ("model", (None, "org/m-AWQ", "/models/fp8")),
+        ("gpu-memory-utilization", (0.88, 0.9, 0.92)),
+        ("env:NCCL_P2P_LEVEL", (None, "SYS")),
+    )
+    store.create_or_resume_study(samples.spec("ranges", choices=choices))
+    values = {"model": "org/m-AWQ", "gpu-memory-utilization": 0.9, "env:NCCL_P2P_LEVEL": None}
+    samples.add_trial(store, 0, samples.measured(1000, 0.2), study="ranges", params=Config.of({"max-num-seqs": 8}))
+    samples.add_trial(store, 1, samples.measured(1100, 0.1), study="ranges", params=Config.of(values))
+    samples.add_trial(store, 2, None, study="ranges", params=Config.of({**values, "model": None}))
+    sync(store, "ranges")
+    trials = load("ranges").trials
+    assert trials[1].params == values
+    assert trials[2].params == {**values, "model": None}
+    assert trials[1].distributions["model"].choices == choices[0][1]
+    assert trials[1].distributions["gpu-memory-utilization"].choices == (0.88, 0.9, 0.92)
+
+
 def test_sync_is_idempotent_and_incremental(store, load):
     with Projection.open(store) as projection:
         assert projection.sync("s") == 0

@@ -269,7 +269,8 @@ def check_serve(found: Findings) -> Check | None:
     memory = "no GPU was used" if served.memory_back is None else "GPU memory is back"
     mark = "SIMULATED: " if served.simulated else ""
     text = (
-        f"{mark}{served.model} ready after {format_seconds(served.startup_s)}, /v1/models names {', '.join(served.models)}, "
+        f"{mark}{served.model} ready after {format_seconds(served.startup_s)}, "
+        f"/v1/models names {', '.join(served.models)}, "
         f"a completion{tokens} took {format_seconds(served.answer_s)}, "
         f"stopped within {format_seconds(served.stop_s)}: no process is left, {memory}"
     )

@@ -90,14 +90,14 @@ def find_tokenizer(
         environ: says whether and how the hub may be asked.
         cache_dir: of the hub; None for where its client looks.
     """
-    place = Path(model).expanduser()
     try:
+        place = Path(model).expanduser()
         if place.is_dir():
             inside = place / FILE_NAME
             return _read(inside) if inside.is_file() else FoundTokenizer(reason=f"{model} holds no {FILE_NAME}")
         if place.is_file():
             return _read(place)
-    except (OSError, ValueError) as error:  # a name too long for a file, or with a NUL in it
+    except (OSError, ValueError, RuntimeError) as error:  # too long for a file, a NUL in it, nobody's home
         return FoundTokenizer(reason=f"{model[:80]!r} is no place for a tokenizer ({error})")
     if model.count("/") > 1 or model.startswith(("/", ".", "~")):
         return FoundTokenizer(reason=f"there is no {model}")

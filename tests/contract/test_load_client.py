@@ -10,18 +10,22 @@ import asyncio
 import itertools
 import resource
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta, frame, serving, text, usage
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from autotune.errors import InvalidOption
 from autotune.load.calibrating import calibrate
 from autotune.load.client import DriveOptions, Timeouts, check_url, drive
 from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
-from autotune.load.prompts import render_prompt
+from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
+from autotune.load.prompts import ChatMessage, Conversation, TokenIds, render_prompt
 from autotune.load.requests import plan_requests
+from autotune.load.tokenizing import TextTokenizer
 from autotune.load.window import peak_in_flight
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api, load_workload
@@ -445,6 +449,235 @@ class TestEnds:
             assert not [name for name in names if "_Level" in name]
 
 
+class TestPrompts:
+    async def test_token_ids_and_conversations(self) -> None:
+        ids, talk = TokenIds(ids=(5, 6, 7)), Conversation(messages=(said("system", "be brief"), said("user", "hello")))
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, seen):
+            await drive(
+                url,
+                level(1),
+                planned(1),
+                options=options(Api.COMPLETIONS, render=lambda _r: ids, return_token_ids=True),
+            )
+            await drive(url, level(1), planned(1), options=options(render=lambda _r: talk))
+            await drive(url, level(1), planned(1), options=options(Api.COMPLETIONS, render=lambda _r: talk))
+        (_, of_ids, _), (_, chat, _), (_, joined, _) = seen.requests
+        assert (of_ids["prompt"], of_ids["return_token_ids"]) == ([5, 6, 7], True)
+        assert chat["messages"] == [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": "hello"},
+        ]
+        assert "return_token_ids" not in chat
+        assert joined["prompt"] == "be brief\nhello"
+
+    async def test_the_chat_api_takes_no_ids(self) -> None:
+        with pytest.raises(ValueError, match="no token ids"):
+            await drive(
+                "http://127.0.0.1:1", level(1), planned(1), options=options(render=lambda _r: TokenIds(ids=(1,)))
+            )
+
+    async def test_tokens_that_show_only_as_ids(self) -> None:
+        """A vLLM without a detokenizer (--skip-tokenizer-init) that was asked to return ids."""
+
+        def chunk(ids: list[int], finish: str | None = None) -> Send:
+            return frame({"choices": [{"index": 0, "text": "", "token_ids": ids, "finish_reason": finish}]})
+
+        record = await one(chunk([]), chunk([9]), chunk([8, 7], "length"), usage(3, 3), DONE)
+        assert (record.error, record.counted_tokens, record.output_tokens) == (None, 2, 3)
+
+    async def test_everything_is_rendered_before_the_start(self) -> None:
+        order: list[str] = []
+
+        async def start() -> None:
+            order.append("start")
+
+        def render(request: PlannedRequest) -> str:
+            order.append("render")
+            return "x"
+
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, _seen):
+            await drive(url, level(3), planned(3), options=options(render=render, before_start=start))
+        assert order == ["render", "render", "render", "start"]
+
+
+def said(role: str, content: str) -> ChatMessage:
+    return ChatMessage(role=role, content=content)
+
+
+def talking(*after: int | None, due: list[float] | None = None) -> list[PlannedRequest]:
+    return [replace(request, after=before) for request, before in zip(planned(len(after), due), after, strict=True)]
+
+
+class TestTurns:
+    async def test_closed_loop_sends_no_turn_before_the_one_it_follows_has_ended(self) -> None:
+        # Two slots: 0 and 2 begin; 1 goes on from 0 and is due when 0 ended, 3 takes the other slot's next turn.
+        async with serving(lambda _n, _b: Script(steps=(Pause(0.05), *GOOD))) as (url, _seen):
+            records, _ = await drive(url, level(5, concurrency=2), talking(None, 0, None, 1, None), options=options())
+        assert [r.error for r in records] == [None] * 5
+        for later, earlier in ((1, 0), (3, 1)):
+            assert records[later].scheduled_s >= (records[earlier].done_s or 9)
+            assert (records[later].sent_s or 0) >= (records[earlier].done_s or 9)
+        assert records[2].scheduled_s == 0
+
+    async def test_a_slot_waits_for_a_turn_and_its_wait_is_not_counted(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(Pause(0.1), *GOOD))) as (url, _seen):
+            records, _ = await drive(url, level(3, concurrency=2), talking(None, 0, 1), options=options())
+        # One conversation keeps one slot busy; the other has nothing to do, and nobody has waited for it.
+        assert peak_in_flight(records) == 1
+        assert [records[n].scheduled_s for n in (1, 2)] == [records[0].done_s, records[1].done_s]
+        assert all(0.1 <= (ttft_s(r) or 0) < 0.1 + SLACK_S for r in records)
+
+    async def test_open_loop_sends_a_late_turn_as_soon_as_it_can(self) -> None:
+        due = [0.0, 0.02, 0.03, 0.5]
+        answers = {0: 0.2, 1: 0.0, 2: 0.0, 3: 0.0}
+        async with serving(lambda n, _b: Script(steps=(Pause(answers[n]), *GOOD))) as (url, _seen):
+            records, _ = await drive(
+                url,
+                level(4, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=8.0),
+                talking(None, 0, None, 0, due=due),
+                options=options(),
+            )
+        first, late, free, punctual = records
+        assert late.scheduled_s == first.done_s  # later than its due time
+        assert (late.sent_s or 0) >= late.scheduled_s
+        assert free.scheduled_s == pytest.approx(0.03)  # holds nobody else up
+        assert (free.sent_s or 9) < (first.done_s or 0)
+        assert punctual.scheduled_s == pytest.approx(0.5)
+
+    async def test_a_failed_turn_has_ended_too(self) -> None:
+        async with serving(lambda n, _b: Script(steps=GOOD) if n else Script(status=500)) as (url, _seen):
+            records, _ = await drive(url, level(2), talking(None, 0), options=options())
+        assert [r.error for r in records] == ["http_5xx", None]
+
+    async def test_a_turn_that_could_never_be_sent_has_no_record(self) -> None:
+        async with serving(lambda _n, _b: Script(steps=(delta(content="a"), Hang()))) as (url, _seen):
+            for arrivals, due in ((Arrivals.CLOSED, None), (Arrivals.POISSON, [0.0, 0.01, 0.02])):
+                made = level(3, arrivals=arrivals, concurrency=3, rate_rps=100.0)
+                records, _ = await drive(url, made, talking(None, 0, None, due=due), options=options(deadline_s=0.3))
+                assert [(r.index, r.error) for r in records] == [(0, "deadline"), (2, "deadline")]
+
+
+class TestPreparing:
+    """How prompts are written, by what the server tells."""
+
+    def tokens(self, content: str) -> int:
+        """One token per word; what is longer than ten letters is two."""
+        return sum(1 if len(word) <= 10 else 2 for word in content.split())
+
+    def usage_of(self, body: dict[str, Any]) -> int:
+        """A server that counts as `tokens`, with 7 of template, and takes ids as they are."""
+        if "messages" in body:
+            return 7 + sum(self.tokens(one["content"]) for one in body["messages"])
+        return len(body["prompt"]) if isinstance(body["prompt"], list) else self.tokens(body["prompt"])
+
+    async def counted(self, prompts: PreparedPrompts, url: str) -> list[tuple[int, int | None]]:
+        """Tokens asked for and tokens by usage, of prompts of 40 tokens and more."""
+        asked = [replace(request, prompt_tokens=40 + 13 * request.index) for request in planned(10)]
+        records, _ = await drive(url, level(10), asked, options=prompts.over(options()))
+        return [(a.prompt_tokens, r.prompt_tokens) for a, r in zip(asked, records, strict=True)]
+
+    def answering(self) -> Callable[[int, dict[str, Any]], Script]:
+        return lambda _n, body: Script(
+            steps=(delta(content="a"), text("a"), delta("length", content="b"), usage(self.usage_of(body), 2), DONE)
+        )
+
+    async def test_by_tokenize(self) -> None:
+        async with serving(self.answering(), tokens_of=self.tokens) as (url, seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.CHAT), options())
+            assert seen.requests == []  # asking costs no request
+            assert (prompts.exact, prompts.api, prompts.caveats) == (True, Api.CHAT, ())
+            assert all(asked == counted for asked, counted in await self.counted(prompts, url))
+
+    async def test_ids_where_the_server_has_no_tokenizer(self) -> None:
+        async with serving(self.answering()) as (url, seen):
+            source = PromptSource(api=Api.CHAT, vocab_size=32_000)
+            prompts = await prepare_prompts(url, source, options())
+            assert len(seen.requests) == 1  # tried once
+            assert (prompts.exact, prompts.api) == (True, Api.COMPLETIONS)
+            assert [caveat.code for caveat in prompts.caveats] == ["completions_instead"]
+            assert not prompts.return_token_ids
+            assert all(asked == counted for asked, counted in await self.counted(prompts, url))
+        assert {path for path, _, _ in seen.requests} == {"/v1/completions"}
+
+    async def test_a_completions_workload_has_no_doubt_about_ids(self) -> None:
+        async with serving(self.answering()) as (url, _seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.COMPLETIONS, vocab_size=32_000), options())
+        assert (prompts.exact, prompts.caveats) == (True, ())
+
+    async def test_a_server_that_shows_tokens_only_as_ids(self) -> None:
+        script = Script(steps=(frame({"choices": [{"index": 0, "text": ""}]}), usage(17, 2), DONE))
+        async with serving(lambda _n, _b: script) as (url, _seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.CHAT, vocab_size=1024), options())
+        assert (prompts.exact, prompts.return_token_ids) == (True, True)
+
+    async def test_a_smaller_vocabulary_than_guessed(self) -> None:
+        def answer(_n: int, body: dict[str, Any]) -> Script:
+            if "messages" in body or max(body["prompt"]) >= 32_000:
+                return Script(status=400, content_type="application/json")
+            return Script(steps=(text("a"), usage(len(body["prompt"]), 1), DONE))
+
+        async with serving(answer) as (url, seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.CHAT), options(), may_request=True)
+        assert (prompts.exact, prompts.api) == (True, Api.COMPLETIONS)
+        assert len(seen.requests) == 2
+
+    async def test_a_server_that_takes_words_only_is_calibrated_by_its_usage(self) -> None:
+        def answer(_n: int, body: dict[str, Any]) -> Script:
+            if "messages" not in body:
+                return Script(status=400, content_type="application/json")
+            return self.answering()(_n, body)
+
+        async with serving(answer) as (url, _seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.CHAT), options(), may_request=True)
+            assert (prompts.exact, prompts.api, prompts.caveats) == (False, Api.CHAT, ())
+            assert all(abs((got or 0) / want - 1) < 0.03 for want, got in await self.counted(prompts, url))
+
+    async def test_nothing_is_known(self) -> None:
+        async with serving(lambda _n, _b: Script(status=404)) as (url, seen):
+            prompts = await prepare_prompts(url, PromptSource(api=Api.CHAT), options())
+            assert seen.requests == []  # a study's server gets no request that is not asked for
+        assert not prompts.exact
+        assert [caveat.code for caveat in prompts.caveats] == ["uncalibrated"]
+
+    async def test_texts_of_the_workload_are_sent_as_they_are(self) -> None:
+        talk = Conversation(messages=(said("user", "hi"),))
+        source = PromptSource(api=Api.CHAT, vocab_size=32_000, texts=("my own words", talk))
+        async with serving(lambda _n, _b: Script(steps=GOOD)) as (url, seen):
+            prompts = await prepare_prompts(url, source, options())
+            assert prompts.api is Api.CHAT
+            assert prompts.caveats == ()
+            asked = [replace(request, text_index=1 - request.index) for request in planned(2)]
+            await drive(url, level(2), asked, options=prompts.over(options()))
+        assert [body["messages"][0]["content"] for _, body, _ in seen.requests] == ["hi", "my own words"]
+
+    @pytest.mark.parametrize("has_tokenize", [True, False])
+    @pytest.mark.parametrize("api", Api)
+    async def test_the_models_tokenizer(self, api: Api, has_tokenize: bool) -> None:
+        source = PromptSource(api=api, tokenizer=word_tokenizer())
+        async with serving(self.answering(), tokens_of=self.tokens if has_tokenize else None) as (url, seen):
+            prompts = await prepare_prompts(url, source, options())
+            assert (prompts.exact, prompts.api, prompts.caveats) == (True, api, ())
+            assert len(seen.requests) == (0 if has_tokenize else 3)
+            assert all(asked == counted for asked, counted in await self.counted(prompts, url))
+
+    async def test_a_tokenizer_of_another_model_is_not_believed(self) -> None:
+        def in_pieces(content: str) -> int:
+            return sum(1 + len(word) // 3 for word in content.split())
+
+        source = PromptSource(api=Api.CHAT, tokenizer=word_tokenizer())
+        async with serving(self.answering(), tokens_of=in_pieces) as (url, _seen):
+            prompts = await prepare_prompts(url, source, options())
+            rendered = [prompts.render(replace(r, prompt_tokens=400)) for r in planned(5)]
+        assert all(isinstance(text, str) and abs(in_pieces(text) + 7 - 400) < 40 for text in rendered)
+
+
+def word_tokenizer() -> TextTokenizer:
+    """One token per word of ours."""
+    words = Tokenizer(models.WordLevel({word: at for at, word in enumerate(COMMON_WORDS)}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer(words, "made up")
+
+
 class TestAddress:
     @pytest.mark.parametrize("url", ["http://10.0.0.1:8000", "http://example.com", "https://[2001:db8::1]:1"])
     def test_other_machines_must_be_allowed(self, url: str) -> None:
@@ -458,7 +691,9 @@ class TestAddress:
     def test_this_machine_is(self, url: str) -> None:
         assert check_url(url, allow_remote=False) == url.rstrip("/")
 
-    @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", ""])
+    @pytest.mark.parametrize(
+        "url", ["localhost:8000", "ftp://localhost", "http://", "", "http://[::1", "http://h:99999", "http://h:0"]
+    )
     def test_not_a_url(self, url: str) -> None:
         with pytest.raises(InvalidOption):
             check_url(url, allow_remote=True)

@@ -44,6 +44,11 @@ def render() -> str:
         if command.callback is None or command.name is None:
             raise SystemExit("a command without a name or a function cannot be documented")
         sections.append("\n".join(_command(command.name, command.callback)))
+    for group in app.registered_groups:
+        for command in group.typer_instance.registered_commands if group.typer_instance else ():
+            if command.callback is None or command.name is None or group.name is None:
+                raise SystemExit("a group or command without a name cannot be documented")
+            sections.append("\n".join(_command(f"{group.name} {command.name}", command.callback)))
     return "\n".join(sections)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_samples import MOONCAKE, SHAREGPT
 
@@ -140,6 +140,7 @@ def test_reachable_share_of_a_conversation() -> None:
     assert share == pytest.approx((19 + 69 + 119 + 169) / 600, rel=0.02)
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 12),
     st.integers(1, 12),
@@ -174,6 +175,7 @@ def test_conversations_keep_their_promises(
         assert due[-1] < count / (concurrency / 3)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 8), min_size=1, max_size=20), st.integers(1, 100), st.integers(1, 30), st.integers(0, 99)
 )
@@ -217,6 +219,7 @@ def test_recorded_arrivals_keep_their_bursts() -> None:
     assert burstiness([*trace_schedule(3.0, times), 2.0]) == pytest.approx(burstiness(times))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.floats(0, 100)), min_size=2, max_size=30),
     st.integers(1, 120),

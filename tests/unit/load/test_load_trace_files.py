@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trace_samples import AZURE, BURSTGPT, MOONCAKE, SHAREGPT, request_line
 
@@ -250,6 +250,7 @@ def test_burstiness() -> None:
     assert burstiness([5, 5, 5]) is None
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["x.csv", "x.jsonl", "x.json", "x.csv.gz"]))
 def test_any_bytes_are_refused_politely(tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str) -> None:
     with pytest.raises(InvalidFile):
@@ -267,6 +268,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_any_json_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     try:

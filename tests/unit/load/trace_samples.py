@@ -1,45 +1,15 @@
-"""Small logs and traces in the forms that are read, made up for these tests."""
+"""Small logs and traces in the forms that are read; see tests/data/traces."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-BURSTGPT = """\
-Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
-5,ChatGPT,472,18,490,Conversation log
-45,ChatGPT,1087,230,1317,Conversation log
-118,GPT-4,417,276,693,Conversation log
-122,ChatGPT,1360,0,1360,API log
-"""
-AZURE = """\
-TIMESTAMP,ContextTokens,GeneratedTokens
-2023-11-16 18:17:03.9799600,4808,10
-2023-11-16 18:17:04.0319600,3180,8
-2023-11-16 18:17:05.0319600,110,27
-"""
-MOONCAKE = "\n".join(
-    json.dumps({"timestamp": at, "input_length": length, "output_length": out, "hash_ids": ids})
-    for at, length, out, ids in (
-        (0, 1300, 52, [7, 8, 9]),
-        (3000, 1100, 26, [7, 8, 30]),
-        (3000, 700, 9, [7, 40]),
-        (9000, 100, 5, [50]),
-    )
-)
-SHAREGPT = json.dumps(
-    [
-        {
-            "id": "a",
-            "conversations": [
-                {"from": "human", "value": "first question"},
-                {"from": "gpt", "value": "first answer, in some words"},
-                {"from": "human", "value": "second question"},
-                {"from": "gpt", "value": "second answer"},
-            ],
-        },
-        {"id": "b", "conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "good day"}]},
-    ]
-)
+TRACES = Path(__file__).parents[2] / "data" / "traces"
+BURSTGPT = (TRACES / "burstgpt.csv").read_text()
+AZURE = (TRACES / "azure.csv").read_text()
+MOONCAKE = (TRACES / "mooncake.jsonl").read_text()
+SHAREGPT = (TRACES / "sharegpt.json").read_text()
 
 
 def request_line(at: float | None, *said: str, tokens: tuple[int, int] | None = None, **more: object) -> str:

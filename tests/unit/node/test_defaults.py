@@ -10,7 +10,7 @@ from autotune.errors import InvalidOption
 from autotune.node.defaults import parse_version, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.records import Config, Link, Node
+from autotune.records import Config, Link, Node, Value
 from autotune.units import GIB
 
 SHAPE = load_shape("meta-llama/Llama-3.1-8B", env={"HF_HUB_CACHE": "/nonexistent"})
@@ -96,3 +96,81 @@ def test_versions() -> None:
     assert parse_version("0.10.2rc1+cu128") == (0, 10, 2)
     assert parse_version("v0.9") == (0, 9, 0)
     assert parse_version("dev") == parse_version(None) > (0, 33, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "expected"),
+    [
+        ({}, "expert_parallel", False),
+        ({"enable-expert-parallel": True}, "expert_parallel", True),
+        ({}, "api_server_count", 1),
+        ({"data-parallel-size": 4}, "api_server_count", 4),
+        ({"data-parallel-size": 4, "api-server-count": 2}, "api_server_count", 2),
+        ({}, "async_scheduling", True),
+        ({"async-scheduling": False}, "async_scheduling", False),
+        ({"stream-interval": 8}, "stream_interval", 8),
+        ({}, "max_cudagraph_capture_size", 512),
+        ({"max-num-seqs": 32}, "max_cudagraph_capture_size", 64),
+        ({"max-num-seqs": 32, "max-cudagraph-capture-size": 512}, "max_cudagraph_capture_size", 512),
+        ({"max-num-seqs": 32, "max-num-batched-tokens": 40}, "max_cudagraph_capture_size", 40),
+        ({"enforce-eager": True, "max-cudagraph-capture-size": 512}, "max_cudagraph_capture_size", None),
+        ({"performance-mode": "throughput"}, "max_num_batched_tokens", 16384),
+        ({"performance-mode": "throughput"}, "max_num_seqs", 2048),
+        ({"performance-mode": "throughput", "max-num-seqs": 64}, "max_num_seqs", 64),
+        ({"performance-mode": "interactivity"}, "max_num_batched_tokens", 8192),
+        ({"quantization": "fp8"}, "quantization", "fp8"),
+        ({}, "quantization", None),
+        ({"speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}'}, "speculative_tokens", 4),
+        ({"speculative-config": '{"method": "ngram", "num_speculative_tokens": 4}'}, "async_scheduling", False),
+        ({"speculative-config": '{"method": "eagle3", "model": "m"}'}, "speculative_tokens", 0),
+        ({"speculative-config": '{"method": "eagle3", "model": "m"}'}, "async_scheduling", True),
+    ],
+)
+def test_settings_beyond_the_scheduler(values: dict[str, Value], field: str, expected: object) -> None:
+    assert getattr(resolve(Config.of(values), parse_node_name("4xH100-80GB"), SHAPE), field) == expected
+
+
+def test_one_api_server_before_there_was_one_per_replica() -> None:
+    config = Config.of({"data-parallel-size": 4})
+    node = parse_node_name("4xH100-80GB")
+    assert resolve(config, node, SHAPE, "0.10.2").api_server_count == 1
+    assert resolve(config, node, SHAPE, "0.25.1").api_server_count == 4  # recorded
+
+
+def test_blackwell_captures_larger_graphs() -> None:
+    node = parse_node_name("1xB200-180GB")
+    assert resolve(Config.of({}), node, SHAPE, "0.32.0").max_cudagraph_capture_size == 1024
+    assert resolve(Config.of({}), node, SHAPE, "0.31.0").max_cudagraph_capture_size == 512
+
+
+def test_auto_means_what_the_checkpoint_says() -> None:
+    shape = replace(SHAPE, quantization="compressed-tensors", kv_cache_dtype="fp8")
+    node = parse_node_name("1xH100-80GB")
+    settings = resolve(Config.of({}), node, shape)
+    assert (settings.quantization, settings.kv_cache_dtype) == ("compressed-tensors", "fp8")
+    assert resolve(Config.of({"kv-cache-dtype": "auto"}), node, shape).kv_cache_dtype == "fp8"
+    assert resolve(Config.of({"kv-cache-dtype": "bfloat16"}), node, shape).kv_cache_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("api-server-count", 0),
+        ("stream-interval", 0),
+        ("max-cudagraph-capture-size", 0),
+        ("performance-mode", "fast"),
+        ("performance-mode", 3),
+        ("async-scheduling", "on"),
+        ("enable-expert-parallel", 1),
+        ("speculative-config", "ngram"),
+        ("speculative-config", 4),
+        ("speculative-config", "[4]"),
+        ("speculative-config", "[" * 100_000),
+        ("speculative-config", '{"method": "ngram"}'),
+        ("speculative-config", '{"method": "ngram", "num_speculative_tokens": true}'),
+        ("speculative-config", '{"method": "ngram", "num_speculative_tokens": 99999}'),
+    ],
+)
+def test_more_values_of_the_wrong_type_are_named(flag: str, value: Value) -> None:
+    with pytest.raises(InvalidOption, match=f"--{flag}"):
+        resolve(Config.of({flag: value}), parse_node_name("1xH100-80GB"), SHAPE)

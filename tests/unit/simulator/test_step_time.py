@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from model_shapes import mixtral
 
 from autotune.node.defaults import ResolvedSettings
-from autotune.records import Gpu, Link, ModelShape
+from autotune.records import AttentionKind, Gpu, LayerAttention, LayerShape, Link, ModelShape
 from autotune.simulator.scheduler import SimRequest, StepPlan
 from autotune.simulator.step_time import Coefficients, StepTimer
+from autotune.simulator.wiring import Wire
 
 # 1 layer, 1e9 body parameters and two embeddings of 1e6 x 100 = 1e8; 16 bit.
 SHAPE = ModelShape(
@@ -164,3 +166,160 @@ def test_kv_heads_beyond_the_last_are_replicated() -> None:
 def test_unknown_peaks_are_refused() -> None:
     with pytest.raises(ValueError, match="peak figures of X are not known"):
         StepTimer(replace(GPU, name="X", bf16_flops=None), Link.NONE, SHAPE, SETTINGS, BARE)
+
+
+def test_each_gpu_beyond_two_adds_latency_and_over_pcie_takes_bandwidth() -> None:
+    c = replace(BARE, nvlink_rank_share=0.1, pcie_rank_share=0.5, pcie_contention_share=0.25)
+    step = plan(prefill=1000)
+    nothing = replace(
+        BARE,
+        allreduce_latency_s=0.0,
+        allreduce_pcie_latency_s=0.0,
+        nvlink_bytes_per_s=float("inf"),
+        pcie_bytes_per_s=float("inf"),
+    )
+
+    def collectives(link: Link) -> float:
+        on = timer(c, link=link, tensor_parallel=4).stage_s(step)
+        return on - timer(nothing, link=link, tensor_parallel=4).stage_s(step)
+
+    # Two collectives; 1000 x 100 x 2 B x 1.5: 10 us x 1.2 + 1.5 us, and 30 us x 2 + 15 us x 1.5.
+    assert collectives(Link.NVLINK) == pytest.approx(2 * 13.5e-6)
+    assert collectives(Link.PCIE) == pytest.approx(2 * 82.5e-6)
+
+
+def test_traffic_between_sockets_is_slower() -> None:
+    c = replace(BARE, socket_factor=2.0, pcie_rank_share=0.0)
+
+    def step_s(*, across: bool) -> float:
+        wire = Wire(link=Link.PCIE, across_sockets=across)
+        return StepTimer(GPU, wire, SHAPE, replace(SETTINGS, tensor_parallel=2), c).stage_s(plan(prefill=1000))
+
+    assert step_s(across=True) - step_s(across=False) == pytest.approx(2 * 40e-6)
+
+
+def test_fp8_weights_compute_at_the_fp8_peak_where_there_is_one() -> None:
+    step = plan(prefill=10_000)
+    c = replace(BARE, overlap_norm=50.0, fp8_share=0.8, dequantised_share=0.5, tile_tokens=0.0)
+    shape = replace(SHAPE, quantization="fp8", weight_bits=8)
+
+    def step_s(gpu: Gpu) -> float:
+        return StepTimer(gpu, Link.NONE, shape, replace(SETTINGS, quantization="fp8"), c).stage_s(step)
+
+    # 2e13 flop: at 0.5 x 2e15 x 0.8, or widened at 0.5 x 1e15 x 0.5 on a card without fp8 units.
+    assert step_s(replace(GPU, fp8_flops=2e15, compute_capability=(9, 0))) == pytest.approx(25e-3)
+    assert step_s(replace(GPU, compute_capability=(8, 0))) == pytest.approx(80e-3)
+    four = StepTimer(
+        replace(GPU, fp8_flops=2e15, compute_capability=(9, 0)),
+        Link.NONE,
+        replace(SHAPE, quantization="awq", weight_bits=4),
+        replace(SETTINGS, quantization="awq"),
+        c,
+    )
+    assert four.stage_s(step) == pytest.approx(80e-3)
+
+
+def test_a_window_cuts_what_is_read_and_computed() -> None:
+    def layered(window: int | None) -> StepTimer:
+        kind = AttentionKind.FULL if window is None else AttentionKind.SLIDING
+        layer = LayerShape(
+            attention=LayerAttention(kind=kind, kv_heads=4, head_dim=25, window=window),
+            split_bytes=2_000_000_000,
+            replicated_bytes=0,
+            expert_bytes=0,
+            parameters=1_000_000_000,
+            active_parameters=1_000_000_000,
+        )
+        return StepTimer(GPU, Link.NONE, replace(SHAPE, decoder=(layer,)), SETTINGS, BARE)
+
+    # One layer given by hand is the plain decoder of the tests above.
+    step = plan(decoding=10, context=1_000_000)
+    assert layered(None).stage_s(step) == pytest.approx(timer().stage_s(step))
+    # 10 x 1,000 tokens of the million are read: 99 % of 0.8 ms less.
+    assert layered(None).stage_s(step) - layered(1000).stage_s(step) == pytest.approx(0.8e-3 * 0.99)
+    long = plan(prefill=10_000, pairs=50_000_000)
+    # Of 5,000 keys a query sees 1,000: 80 % of 5e7 x 400 flop at 0.5e15.
+    assert layered(None).stage_s(long) - layered(1000).stage_s(long) == pytest.approx(0.8 * 5e7 * 400 / 0.5e15)
+
+
+def test_a_batch_reads_the_experts_it_hits() -> None:
+    shape = mixtral()
+    c = replace(BARE, overlap_norm=50.0, expert_share=1.0, expert_skew_share=0.0, moe_layer_s=0.0, tile_tokens=0.0)
+    one = StepTimer(GPU, Link.NONE, shape, SETTINGS, c)
+    # A lone token: attention and router, head, and 2 of 8 experts, in 16 bit at half of 1e12 B/s.
+    read = 2 * (12.88e9 - 32_000 * 4096)
+    assert one.stage_s(plan(decoding=1)) == pytest.approx(read / 0.5e12, rel=0.002)
+    # Four tokens hit 8 x (1 - 0.75^4) = 5.47 experts.
+    more = 2 * 3 * 4096 * 14336 * 32 * (8 * (1 - 0.75**4) - 2) / 0.5e12
+    assert one.stage_s(plan(decoding=4)) - one.stage_s(plan(decoding=1)) == pytest.approx(more, rel=1e-6)
+    # Many tokens hit all; 7,000 compute for longer than that: 2 x 12.75e9 flop each.
+    many = one.stage_s(plan(prefill=7000))
+    assert many == pytest.approx(7000 * 2 * (12.88e9 - 2 * 32_000 * 4096) / 0.5e15, rel=0.002)
+
+
+def test_dealt_experts_wait_for_the_busiest_gpu_and_for_the_exchange() -> None:
+    shape = mixtral()
+    c = replace(BARE, overlap_norm=50.0, expert_skew_share=0.0, moe_layer_s=0.0, lock_step_s=0.0, tile_tokens=0.0)
+    four = replace(SETTINGS, tensor_parallel=4)
+    sliced = StepTimer(GPU, Link.NVLINK, shape, four, c).stage_s(plan(decoding=1))
+    dealt = StepTimer(GPU, Link.NVLINK, shape, replace(four, expert_parallel=True), c).stage_s(plan(decoding=1))
+    # Half an expert a layer against 8/7 of one (of 28 pairs of experts 4 lie on the same GPU).
+    expert = 2 * 3 * 4096 * 14336 * 32 / (0.5e12 * c.expert_share)
+    assert dealt - sliced == pytest.approx(expert * (8 / 7 - 1 / 2), rel=1e-6)
+    ranks = replace(SETTINGS, data_parallel=4, expert_parallel=True)
+    alone = StepTimer(GPU, Link.NONE, shape, ranks, c, around=Wire(link=Link.NVLINK))
+    step = plan(decoding=1)
+    together = alone.stage_s(step, group_tokens=1001)
+    # 32 layers gather and scatter 1,001 tokens of 4,096 x 2 B x 1.5 at 200 GB/s, and wait twice 10 us.
+    free = replace(c, allreduce_latency_s=0.0, nvlink_bytes_per_s=float("inf"))
+    without = StepTimer(GPU, Link.NONE, shape, ranks, free, around=Wire(link=Link.NVLINK))
+    assert together - without.stage_s(step, group_tokens=1001) == pytest.approx(
+        32 * (2 * 10e-6 + 1001 * 4096 * 2 * 1.5 / 200e9)
+    )
+    assert together > alone.stage_s(step)
+
+
+def test_states_are_read_and_written_once_a_step() -> None:
+    layer = LayerShape(
+        attention=LayerAttention(kind=AttentionKind.STATE, kv_heads=0, head_dim=0, state_bytes=1_000_000),
+        split_bytes=0,
+        replicated_bytes=0,
+        expert_bytes=0,
+        parameters=1,
+        active_parameters=1,
+    )
+    t = StepTimer(GPU, Link.NONE, replace(SHAPE, decoder=(layer,)), SETTINGS, BARE)
+    few, many = (t.stage_s(plan(decoding=n, context=10**6)) for n in (1, 101))
+    # 100 x 2 MB at half of 1e12 B/s, and 100 x 2e8 flop of the head; context costs nothing.
+    assert many - few == pytest.approx(100 * 2e6 / 0.5e12 + 100 * 2e8 / 0.5e15, rel=1e-6)
+
+
+def test_stages_pass_the_hidden_state_on() -> None:
+    c = replace(BARE, hop_nvlink_bytes_per_s=200e9, hop_pcie_bytes_per_s=20e9)
+    step = plan(prefill=1000)
+    free = timer(c, link=Link.NONE, pipeline_parallel=2).stage_s(step)
+    # 1000 x 100 x 2 B.
+    assert timer(c, link=Link.NVLINK, pipeline_parallel=2).stage_s(step) - free == pytest.approx(1e-6)
+    assert timer(c, link=Link.PCIE, pipeline_parallel=2).stage_s(step) - free == pytest.approx(10e-6)
+
+
+def test_deeper_models_launch_more_kernels() -> None:
+    c = replace(BARE, eager_floor_s=10e-3, eager_overhead_s=0.0)
+    deep = replace(SHAPE, layers=80)
+    eager = replace(SETTINGS, enforce_eager=True)
+    assert StepTimer(GPU, Link.NONE, deep, eager, c).stage_s(plan(decoding=1)) == pytest.approx(10e-3 * 80 / 32)
+
+
+def test_drafts_that_are_right_shorten_a_token_and_cost_their_check() -> None:
+    drafting = replace(SETTINGS, speculative_tokens=3)
+    step = plan(decoding=10)
+    assert StepTimer(GPU, Link.NONE, SHAPE, drafting, BARE).stage_s(step) == timer().stage_s(step)
+    half = StepTimer(GPU, Link.NONE, SHAPE, drafting, replace(BARE, draft_acceptance=0.5))
+    # 30 tokens more at 2e9 flop; 1 + 1/2 + 1/4 + 1/8 tokens a step.
+    assert half.stage_s(step) == pytest.approx((timer().stage_s(step) + 30 * 2e9 / 0.5e15) / 1.875)
+
+
+def test_an_asked_graph_size_replaces_the_default() -> None:
+    c = replace(BARE, uncaptured_floor_s=12e-3)
+    assert timer(c, max_cudagraph_capture_size=100).stage_s(plan(prefill=101)) == pytest.approx(12e-3)
+    assert timer(c, max_cudagraph_capture_size=1024).stage_s(plan(prefill=1024)) < 12e-3

@@ -1,0 +1,58 @@
+"""Starts that vLLM refuses, and ones that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from model_shapes import deepseek_v3, dense_70b, mixtral
+
+from autotune.node.defaults import resolve
+from autotune.node.gpus import parse_node_name
+from autotune.records import Config, FailureClass, ModelShape, Value
+from autotune.simulator.start_checks import StartProblem, config_problem
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
+
+
+def problem(shape: ModelShape, node: str = "8xH100-80GB", **params: Value) -> StartProblem | None:
+    named = parse_node_name(node)
+    config = Config.of({name.replace("_", "-"): value for name, value in params.items()})
+    return config_problem(named, shape, resolve(config, named, shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "node", "params", "failure", "text"),
+    [
+        (dense_70b(), "8xH100-80GB", {"enable_expert_parallel": True}, "invalid_combination", "Number of experts"),
+        (dense_70b(), "8xH100-80GB", {"tensor_parallel_size": 7}, "indivisible", "attention heads (64)"),
+        (replace(dense_70b(), kv_heads=6, heads=96), "8xH100-80GB", {"tensor_parallel_size": 4}, "indivisible", "_kv"),
+        (replace(dense_70b(), layers=2), "8xH100-80GB", {"pipeline_parallel_size": 4}, "indivisible", "layers (2)"),
+        (dense_70b(quantization="fbgemm_fp8", bits=8), "1xT4-16GB", {}, "invalid_combination", "capability: 80"),
+        (dense_70b(quantization="mxfp4", bits=4), "1xH100-80GB", {"dtype": "float16"}, "invalid_combination", "16]"),
+        (dense_70b(quantization="awq", bits=4), "1xH100-80GB", {"quantization": "fp8"}, "invalid_combination", "(awq)"),
+        (dense_70b(), "8xH100-80GB", {"dtype": "bfloat16"}, None, ""),
+        (dense_70b(), "1xT4-16GB", {"dtype": "bfloat16"}, "invalid_combination", "Bfloat16 is only supported"),
+        (dense_70b(), "8xH100-80GB", {"speculative_config": NGRAM}, None, ""),
+        (
+            dense_70b(),
+            "8xH100-80GB",
+            {"speculative_config": NGRAM, "async_scheduling": True},
+            "invalid_combination",
+            "async scheduling is only supported",
+        ),
+        (dense_70b(quantization="awq", bits=4), "2xRTX4090-24GB", {"dtype": "bfloat16"}, None, ""),
+        (dense_70b(quantization="awq", bits=4), "1xT4-16GB", {}, None, ""),
+        (dense_70b(quantization="awq", bits=4), "1xH100-80GB", {"quantization": "awq_marlin"}, None, ""),
+        (dense_70b(quantization="fp8", bits=8), "4xA100-80GB", {"tensor_parallel_size": 4}, None, ""),
+        (dense_70b(), "8xH100-80GB", {"tensor_parallel_size": 8}, None, ""),
+        (deepseek_v3(), "8xH200-141GB", {"tensor_parallel_size": 8, "enable_expert_parallel": True}, None, ""),
+        (mixtral(), "8xH100-80GB", {"data_parallel_size": 8, "enable_expert_parallel": True}, None, ""),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_cause(
+    shape: ModelShape, node: str, params: dict[str, Value], failure: str | None, text: str
+) -> None:
+    found = problem(shape, node, **params)
+    assert (found.failure if found else None) == (FailureClass(failure) if failure else None)
+    assert text in (found.message if found else "")

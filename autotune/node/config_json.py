@@ -17,7 +17,7 @@ from autotune.node.families import ASSUMED, ASSUMED_WHEN_NESTED, Family, family_
 
 MOST = 1 << 30
 """No size of a real model comes near it; products of larger ones leave the range of floats."""
-MOST_LAYERS = 4096
+MOST_LAYERS = 1024
 """The deepest published decoders have 126 layers; one record is made for each."""
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")

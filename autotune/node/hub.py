@@ -47,7 +47,10 @@ def _fetched(name: str, cache: Path, download: Download) -> Path:
     from huggingface_hub import errors
 
     # Its HTTP library has changed twice (requests, httpx, httpx2); the base of its own error is that library's.
-    http_errors = cast(tuple[type[Exception], ...], errors.HfHubHTTPError.__bases__)
+    unreachable: tuple[type[Exception], ...] = (
+        OSError,
+        *cast(tuple[type[Exception], ...], errors.HfHubHTTPError.__bases__),
+    )
     try:
         return Path(download(name, cache))
     except errors.GatedRepoError:
@@ -62,6 +65,6 @@ def _fetched(name: str, cache: Path, download: Download) -> Path:
         why = f"The hub has {name}, but no config.json in it (a GGUF or adapter repository?)."
     except errors.HFValidationError:
         why = "The hub allows no such name."
-    except (OSError, *http_errors) as error:
+    except unreachable as error:
         why = f"The hub could not be reached ({type(error).__name__})."
     raise HubRefused(why)

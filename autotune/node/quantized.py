@@ -16,6 +16,10 @@ from autotune.errors import InvalidFile
 
 _MOST_NAMES = 200_000
 _LONGEST_PATTERN = 200
+_FEW_NAMES = 32
+_MOST_PATTERNS = 512
+_MOST_PREFIXES = 4096
+_MOST_REPEATS = 4
 _ALLOWED_BITS = (1, 2, 3, 4, 5, 6, 8, 16)
 
 
@@ -52,17 +56,31 @@ class NameFilter:
 
     Attributes:
         parts: whole paths or runs of their dotted parts.
+        prefixes: what a path begins with.
         patterns: compiled; matched from the start of the path.
     """
 
     parts: frozenset[str] = frozenset()
+    prefixes: tuple[str, ...] = ()
     patterns: tuple[re.Pattern[str], ...] = ()
 
     def matches(self, name: str) -> bool:
         """Whether this dotted path is meant."""
+        return (
+            self._has_part(name)
+            or name.startswith(self.prefixes)
+            or any(pattern.match(name) for pattern in self.patterns)
+        )
+
+    def _has_part(self, name: str) -> bool:
+        if len(self.parts) <= _FEW_NAMES:
+            dotted = f".{name}."
+            return any(f".{part}." in dotted for part in self.parts)
+        # Some checkpoints list every layer's modules: looked up instead of searched for.
         pieces = name.split(".")
-        runs = (".".join(pieces[i:j]) for i in range(len(pieces)) for j in range(i + 1, len(pieces) + 1))
-        return any(run in self.parts for run in runs) or any(p.match(name) for p in self.patterns)
+        return any(
+            ".".join(pieces[i:j]) in self.parts for i in range(len(pieces)) for j in range(i + 1, len(pieces) + 1)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,23 +211,29 @@ class _Section:
 
 def _name_filter(names: Iterable[str], file: str, key: str) -> NameFilter:
     parts: set[str] = set()
+    prefixes: set[str] = set()
     patterns: dict[str, re.Pattern[str]] = {}
     for name in names:
         if name.startswith("re:"):
             patterns[name] = _safe_pattern(name.removeprefix("re:"), file, key)
-        elif "*" in name or "?" in name:
-            # The pattern may leave out the wrapper's prefix.
-            patterns[name] = _safe_pattern(fnmatch.translate(name.rstrip(".")), file, key)
+        elif name.endswith("*") and not set(name[:-1]) & set("*?["):
+            prefixes.add(name[:-1])
+        elif set(name) & set("*?["):
+            patterns[name] = re.compile(fnmatch.translate(name[:_LONGEST_PATTERN]))
         else:
             parts.add(name.strip("."))
-    return NameFilter(parts=frozenset(parts), patterns=tuple(patterns.values()))
+    if len(patterns) > _MOST_PATTERNS or len(prefixes) > _MOST_PREFIXES:
+        seen = f"{len(patterns) + len(prefixes)} patterns"
+        raise InvalidFile(file, key, seen, f"at most {_MOST_PATTERNS}, or {_MOST_PREFIXES} that end in *")
+    return NameFilter(parts=frozenset(parts), prefixes=tuple(prefixes), patterns=tuple(patterns.values()))
 
 
 def _safe_pattern(text: str, file: str, key: str) -> re.Pattern[str]:
     """Compiled; refuses what could run for ever: a repeated group, or many unbounded repeats in one pattern."""
     repeats_group = re.search(r"\)[*+{]", text) is not None
-    if len(text) > _LONGEST_PATTERN or repeats_group or len(re.findall(r"[*+]|\{\d*,", text)) > 6:
-        raise InvalidFile(file, key, text, f"a plain pattern of at most {_LONGEST_PATTERN} characters")
+    if len(text) > _LONGEST_PATTERN or repeats_group or len(re.findall(r"[*+]|\{\d*,", text)) > _MOST_REPEATS:
+        allowed = f"a pattern of at most {_LONGEST_PATTERN} characters and {_MOST_REPEATS} repeats, none of a group"
+        raise InvalidFile(file, key, text, allowed)
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

@@ -142,7 +142,11 @@ def surely_fits_not(found: MemoryEstimate, gpu: Gpu) -> bool:
 
 def version_of(case: Case) -> Version:
     """The vLLM that memory is estimated for."""
-    text = case.context.vllm_version
+    return version_of_text(case.context.vllm_version)
+
+
+def version_of_text(text: str | None) -> Version:
+    """The vLLM that memory is estimated for where a version is, or is not, known."""
     return CALIBRATED_VERSION if text is None else parse_version(text)
 
 

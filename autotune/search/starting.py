@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import NoFeasibleConfig
 from autotune.node.defaults import ResolvedSettings, resolve
-from autotune.node.memory import MemoryEstimate, estimate
-from autotune.records import Config, Link, ModelShape, Node, Value
+from autotune.node.memory import MemoryEstimate
+from autotune.records import Config, ModelShape, Node, Value
+from autotune.search.layouts import ROOMY_SHARE, LayoutPlan, no_layout_hint, plan_layouts
+from autotune.search.need import guide_length
 from autotune.search.rules import RuleContext, check, smallest_gpu
+from autotune.search.rules_base import CHECKPOINT
+from autotune.search.rules_memory import try_estimate, version_of_text
 from autotune.search.space import Parameter, SearchSpace
 from autotune.units import format_bytes
 
-_GUIDE_LENGTHS = (8192, 16384, 32768, 65536, 131072)
-
-_ROOMY_SHARE = 0.15
-"""A baseline whose KV has less than this share of vLLM's budget starts, but serves a handful of requests: every gain
-over it would be flattery. 70B on two H100 leaves 8 %, 8B on one L4 leaves 20 %."""
+__all__ = ["baseline", "guide_length", "starting_points"]
 
 _TIGHT_CONCURRENCY = 256
 """Below this many requests in KV at once, fp8 KV is worth a try: it removes preemptions (G9)."""
+
+_MOST_LAYOUTS = 4
+"""Layouts among the starting points: a study of twenty trials keeps most of them for the search."""
+
+_BALANCED: Mapping[str, Value] = {
+    "gpu-memory-utilization": 0.92,
+    "max-num-seqs": 256,
+    "max-num-batched-tokens": 8192,
+    "kv-cache-dtype": "auto",
+    "enable-prefix-caching": True,
+    "enforce-eager": False,
+}
+_SPARING: Mapping[str, Value] = {
+    **_BALANCED,
+    "gpu-memory-utilization": 0.94,
+    "max-num-seqs": 64,
+    "max-num-batched-tokens": 2048,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
     tensor: int
     pipeline: int
+    expert_parallel: bool = False
 
     @property
     def gpus(self) -> int:
         return self.tensor * self.pipeline
 
     def flags(self) -> dict[str, Value]:
-        """Only what differs from vLLM's default of 1."""
+        """Only what differs from vLLM's defaults."""
         both = {"tensor-parallel-size": self.tensor, "pipeline-parallel-size": self.pipeline}
-        return {name: size for name, size in both.items() if size > 1}
+        sizes: dict[str, Value] = {name: size for name, size in both.items() if size > 1}
+        return {**sizes, "enable-expert-parallel": True} if self.expert_parallel else sizes
 
 
 def baseline(
@@ -44,68 +64,93 @@ def baseline(
     shape: ModelShape | None,
     needed_len: int | None = None,
     *,
+    min_model_len: int | None = None,
     vllm_version: str | None = None,
     fixed: Iterable[tuple[str, Value]] = (),
+    checkpoints: Mapping[str, ModelShape] | None = None,
 ) -> tuple[Config, tuple[str, ...]]:
     """vLLM's own defaults plus the fewest changes that start and serve the workload, and why each was made.
 
     The fewest GPUs per replica that hold the model (TP before PP, PP first on mixed cards) with room for KV where the
     node has it, one replica, and `max-model-len` cut to the workload only where the model's own length does not fit.
-    `fixed` flags are not changed.
+    Experts are dealt out whole only where they cannot be split. `fixed` flags are not changed. Where the model fits no
+    layout and one of its other checkpoints does, that checkpoint is the change.
     Without a shape or without GPUs nothing can be computed, and nothing is changed.
 
     Args:
         needed_len: tokens of the longest request; None when no cut may be made.
+        min_model_len: tokens that must be admitted besides: no cut goes below them.
+        checkpoints: other checkpoints of the model by the value that names them.
 
     Raises:
         NoFeasibleConfig: the model does not fit the node in any layout.
     """
     if shape is None or not node.gpus:
         return Config.of({}), ()
-    context = RuleContext(needed_len=needed_len, vllm_version=vllm_version, fixed=tuple(fixed))
-    # A layout with room for KV, else one that fits by the pessimistic estimate, else one that no rule refuses.
-    for spare in (_ROOMY_SHARE, 0.0, None):
-        for layout in _layouts(node, shape):
-            for length in _lengths(shape, needed_len):
-                found = _try(node, shape, context, layout, length, spare)
-                if found is not None:
-                    return found
+    context = RuleContext(
+        needed_len=needed_len, min_model_len=min_model_len, vllm_version=vllm_version, fixed=tuple(fixed)
+    )
+    found = _fewest_changes(node, shape, context)
+    if found is not None:
+        return found
+    for name, other in sorted((checkpoints or {}).items()):
+        found = _fewest_changes(node, other, context)
+        if found is not None:
+            config, changes = found
+            change = f"{CHECKPOINT} {name}: {format_bytes(shape.weight_bytes)} of weights fit no layout of this node"
+            return Config.of({**config.as_dict(), CHECKPOINT: name}), (change, *changes)
     raise NoFeasibleConfig(
         "vLLM with any layout of this model",
         node.name,
         _reasons(node, shape, context),
-        hint=_hint(needed_len, shape),
+        hint=no_layout_hint(node, shape, context),
     )
 
 
 def starting_points(
     space: SearchSpace, node: Node, shape: ModelShape | None, context: RuleContext | None = None
 ) -> tuple[Config, ...]:
-    """Two to four feasible configs of `space` to try right after the baseline; fewer when the space is narrow.
+    """A few feasible configs of `space` to try right after the baseline; fewer when the space is narrow.
 
-    In this order: replicas of the smallest layout over all GPUs (G20); the other layout worth comparing, which is TP
-    over all GPUs with NVLink (G21) and PP without (G22); the first one set for throughput; the first one set for
-    latency. Wishes are moved to the nearest choices that the space has. Empty without a shape or without GPUs.
+    Layouts first, in the order of `plan_layouts` (those that use the whole node, at most four); then the first of them
+    set for throughput, with fp8 KV where KV is tight; then set for latency. Wishes are moved to the nearest choices
+    that the space has. Empty without a shape or without GPUs.
     """
-    if shape is None or not node.gpus:
-        return ()
     context = context or RuleContext()
     context = replace(context, fixed=(*context.fixed, *space.fixed))
-    try:
-        config, _ = baseline(node, shape, context.needed_len, vllm_version=context.vllm_version, fixed=context.fixed)
-    except NoFeasibleConfig:
+    shape = _searched_shape(space, shape, context)
+    if shape is None or not node.gpus:
         return ()
+    plans = [plan for plan in plan_layouts(node, shape, context) if _has_layout(space, plan, context)]
+    plans.sort(key=lambda plan: (plan.gpus < node.gpu_count, plan.order))
     points: dict[Config, None] = {}
-    for wish in _wishes(node, shape, context, config):
-        point = _nearest(space, wish)
-        if not check(point, node, shape, context):
+    chosen: list[LayoutPlan] = []
+    for plan in plans:
+        idle = plan.gpus < node.gpu_count
+        if len(chosen) >= _MOST_LAYOUTS or (idle and chosen):
+            break
+        wishes = [{**wish, **_said(space, plan)} for wish in (_BALANCED, _SPARING)]
+        point = _first_allowed(space, wishes, node, shape, context)
+        if point is not None:
             points.setdefault(point)
+            chosen.append(plan)
+    for plan in chosen[:1]:
+        for wish in _variants(plan, node, shape, context):
+            point = _first_allowed(space, [{**wish, **_said(space, plan)}], node, shape, context)
+            if point is not None:
+                points.setdefault(point)
     return tuple(points)
 
 
-def guide_length(needed_len: int) -> int:
-    """What the guide rounds a workload's longest request up to (G7); beyond its last step the need itself."""
-    return next((length for length in _GUIDE_LENGTHS if length >= needed_len), needed_len)
+def _fewest_changes(node: Node, shape: ModelShape, context: RuleContext) -> tuple[Config, tuple[str, ...]] | None:
+    # A layout with room for KV, else one that fits by the pessimistic estimate, else one that no rule refuses.
+    for spare in (ROOMY_SHARE, 0.0, None):
+        for layout in _layouts(node, shape):
+            for length in _lengths(shape, context.admitted_len):
+                found = _try(node, shape, context, layout, length, spare)
+                if found is not None:
+                    return found
+    return None
 
 
 def _layouts(node: Node, shape: ModelShape) -> list[_Layout]:
@@ -113,11 +158,14 @@ def _layouts(node: Node, shape: ModelShape) -> list[_Layout]:
     mixed = len({gpu.memory_bytes for gpu in node.gpus}) > 1
     count = node.gpu_count
     found = [
-        _Layout(tensor=tensor, pipeline=pipeline)
+        _Layout(tensor=tensor, pipeline=pipeline, expert_parallel=expert_parallel)
         for tensor in range(1, count + 1)
         for pipeline in range(1, min(count // tensor, shape.layers) + 1)
+        for expert_parallel in ((False, True) if shape.experts is not None and tensor > 1 else (False,))
     ]
-    return sorted(found, key=lambda x: (count % x.gpus != 0, x.gpus, x.tensor if mixed else x.pipeline))
+    return sorted(
+        found, key=lambda x: (count % x.gpus != 0, x.gpus, x.tensor if mixed else x.pipeline, x.expert_parallel)
+    )
 
 
 def _lengths(shape: ModelShape, needed_len: int | None) -> Iterator[int | None]:
@@ -150,9 +198,9 @@ def _try(
     settings = _settings(values, node, shape, context)
     gpu = smallest_gpu(node)
     if spare is not None:
-        found = estimate(shape, gpu, settings)
+        found = try_estimate(shape, gpu, settings, version_of_text(context.vllm_version))
         budget = settings.gpu_memory_utilization * gpu.memory_bytes
-        if not found.fits or found.available_kv_bytes < spare * budget:
+        if found is not None and (not found.fits or found.available_kv_bytes < spare * budget):
             return None
     return config, tuple(_why(name, values[name], node, shape, context) for name in values)
 
@@ -160,11 +208,14 @@ def _try(
 def _why(name: str, value: Value, node: Node, shape: ModelShape, context: RuleContext) -> str:
     gpu = smallest_gpu(node)
     if name == "max-model-len":
-        needed = _estimate({}, node, shape, context).needed_kv_bytes
+        own = _estimate({}, node, shape, context)
+        needed = "more" if own is None else format_bytes(own.needed_kv_bytes)
         return (
             f"max-model-len {value}: the model's own {shape.max_position_embeddings} tokens need "
-            f"{format_bytes(needed)} of KV, which does not fit; the longest request has {context.needed_len}"
+            f"{needed} of KV, which does not fit; the longest request has {context.admitted_len}"
         )
+    if name == "enable-expert-parallel":
+        return f"{name} {value}: an expert of {shape.name} cannot be split over this many GPUs"
     if name == "max-num-seqs":
         return f"max-num-seqs {value}: vLLM refuses more sequences than max-num-batched-tokens"
     return (
@@ -177,7 +228,7 @@ def _reasons(node: Node, shape: ModelShape, context: RuleContext) -> list[tuple[
     counts: dict[str, int] = {}
     fixed = dict(context.fixed)
     for layout in _layouts(node, shape):
-        length = context.needed_len
+        length = context.admitted_len
         cut = length is not None and length < shape.max_position_embeddings and "max-model-len" not in fixed
         extra: dict[str, Value] = {"max-model-len": length} if cut else {}
         for violation in check(Config.of({**layout.flags(), **extra}), node, shape, context)[:1]:
@@ -186,80 +237,78 @@ def _reasons(node: Node, shape: ModelShape, context: RuleContext) -> list[tuple[
     return sorted(counts.items(), key=lambda item: -item[1])
 
 
-def _hint(needed_len: int | None, shape: ModelShape) -> str:
-    if needed_len is not None and needed_len > shape.max_position_embeddings:
-        return "Choose a workload with shorter requests, or a model with a longer context."
-    return "Name a larger --node, choose a smaller or quantised model, or give a workload with shorter requests."
-
-
 def _settings(values: dict[str, Value], node: Node, shape: ModelShape, context: RuleContext) -> ResolvedSettings:
     return resolve(Config.of(values), node, shape, context.vllm_version, dict(context.fixed))
 
 
-def _estimate(values: dict[str, Value], node: Node, shape: ModelShape, context: RuleContext) -> MemoryEstimate:
-    return estimate(shape, smallest_gpu(node), _settings(values, node, shape, context))
+def _estimate(values: dict[str, Value], node: Node, shape: ModelShape, context: RuleContext) -> MemoryEstimate | None:
+    settings = _settings(values, node, shape, context)
+    return try_estimate(shape, smallest_gpu(node), settings, version_of_text(context.vllm_version))
 
 
-def _wishes(node: Node, shape: ModelShape, context: RuleContext, config: Config) -> Iterator[dict[str, Value]]:
-    """What the guide would try, before it is fitted to a space's choices."""
-    sizes = config.as_dict()
-    tensor, pipeline = (sizes.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline"))
-    smallest = _Layout(tensor=int(tensor or 1), pipeline=int(pipeline or 1))
-    balanced: dict[str, Value] = {
-        "gpu-memory-utilization": 0.92,
-        "max-num-seqs": 256,
-        "max-num-batched-tokens": 8192,
-        "kv-cache-dtype": "auto",
-        "enable-prefix-caching": True,
-        "enforce-eager": False,
-    }
-    replicas = _spread(smallest, node)
-    yield {**balanced, **replicas}
-    for other in _compared(smallest, node, shape):
-        yield {**balanced, **_spread(other, node)}
-    length = context.needed_len or shape.max_position_embeddings
-    held = _estimate(
-        {**smallest.flags(), "max-model-len": min(length, shape.max_position_embeddings)},
-        node,
-        shape,
-        replace(context, fixed=tuple(f for f in context.fixed if f[0] != "max-model-len")),
-    )
+def _searched_shape(space: SearchSpace, shape: ModelShape | None, context: RuleContext) -> ModelShape | None:
+    """The shape of the first checkpoint that the space has, which is the study's own where it searches none."""
+    searched = space.parameter(CHECKPOINT)
+    name = dict(context.fixed).get(CHECKPOINT) if searched is None else searched.choices[0]
+    return shape if name is None else context.shapes.get(str(name), shape)
+
+
+def _has_layout(space: SearchSpace, plan: LayoutPlan, context: RuleContext) -> bool:
+    """Whether the space can say this layout: by a choice of its own, by a fixed flag, or by vLLM's default."""
+    fixed = dict(context.fixed)
+    for name, wanted in plan.flags.items():
+        parameter = space.parameter(name)
+        known = parameter.choices if parameter is not None else (fixed.get(name),)
+        if not any(wanted == (_layout_default(name) if value is None else value) for value in known):
+            return False
+    return True
+
+
+def _said(space: SearchSpace, plan: LayoutPlan) -> dict[str, Value]:
+    """The layout's flags as the space says them: a default that it spells as null stays null."""
+    said = plan.flags
+    for name, wanted in plan.flags.items():
+        parameter = space.parameter(name)
+        if parameter is not None and wanted not in parameter.choices and wanted == _layout_default(name):
+            said[name] = None
+    return said
+
+
+def _layout_default(name: str) -> Value:
+    return False if name == "enable-expert-parallel" else 1
+
+
+def _first_allowed(
+    space: SearchSpace,
+    wishes: Sequence[Mapping[str, Value]],
+    node: Node,
+    shape: ModelShape,
+    context: RuleContext,
+) -> Config | None:
+    for wish in wishes:
+        point = _nearest(space, wish)
+        if not check(point, node, shape, context):
+            return point
+    return None
+
+
+def _variants(plan: LayoutPlan, node: Node, shape: ModelShape, context: RuleContext) -> Iterator[Mapping[str, Value]]:
+    """Settings for throughput, then for latency."""
+    length = context.admitted_len or shape.max_position_embeddings
+    tight = plan.kv_tokens_predicted is not None and plan.kv_tokens_predicted < _TIGHT_CONCURRENCY * length
     capability = smallest_gpu(node).compute_capability
-    fp8 = held.max_concurrency < _TIGHT_CONCURRENCY and capability is not None and capability >= (8, 9)
+    fp8 = tight and capability is not None and capability >= (8, 9) and shape.kv_cache_dtype is None
     yield {
-        **balanced,
-        **replicas,
+        **_BALANCED,
         "gpu-memory-utilization": 0.94,
         "max-num-seqs": 512,
         "max-num-batched-tokens": 16384,
         "kv-cache-dtype": "fp8" if fp8 else "auto",
     }
-    yield {**balanced, **replicas, "max-num-seqs": 64, "max-num-batched-tokens": 2048}
+    yield {**_BALANCED, "max-num-seqs": 64, "max-num-batched-tokens": 2048}
 
 
-def _compared(smallest: _Layout, node: Node, shape: ModelShape) -> Iterator[_Layout]:
-    """The layout to compare with replicas of the smallest one; none on a single GPU."""
-    count = node.gpu_count
-    if count == 1:
-        return
-    if node.link is Link.NVLINK:
-        fitting = [t for t in range(1, count + 1) if count % t == 0 and shape.heads % t == 0]
-        yield _Layout(tensor=max(fitting), pipeline=1)
-    elif smallest.gpus == 1:
-        yield _Layout(tensor=2, pipeline=1)  # G22: try TP=2 where links are slow
-    else:
-        yield _Layout(tensor=1, pipeline=smallest.gpus)
-
-
-def _spread(layout: _Layout, node: Node) -> dict[str, Value]:
-    return {
-        "tensor-parallel-size": layout.tensor,
-        "pipeline-parallel-size": layout.pipeline,
-        "data-parallel-size": max(1, node.gpu_count // layout.gpus),
-    }
-
-
-def _nearest(space: SearchSpace, wish: dict[str, Value]) -> Config:
+def _nearest(space: SearchSpace, wish: Mapping[str, Value]) -> Config:
     """The config of the space nearest to a wish; a parameter nobody wished for takes its first choice."""
     return space.canonical({p.name: _choose(p, wish.get(p.name)) for p in space.parameters})
 

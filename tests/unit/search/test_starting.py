@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from rule_cases import AWQ_70B, DEEPSEEK_V3, FP8_405B, LLAMA_8B, LLAMA_70B, MIXTRAL_8X7B, QWEN3_30B_A3B
 
 from autotune.errors import NoFeasibleConfig
 from autotune.node.defaults import resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.memory import estimate
 from autotune.node.model_shape import load_shape
-from autotune.records import Config, Link, Node, Value
+from autotune.records import Config, Experts, Link, ModelShape, Node, Value
 from autotune.search.rules import RuleContext, check
 from autotune.search.space import load_space, parse_space
 from autotune.search.starting import baseline, starting_points
@@ -95,23 +96,88 @@ def layout(config: Config) -> tuple[Value, ...]:
 @pytest.mark.parametrize(
     ("node", "model", "layouts"),
     [
-        ("1xH100-80GB", "Llama-3.1-8B", {(1, 1, 1)}),
-        ("4xH100-80GB", "Llama-3.1-8B", {(1, 1, 4), (4, 1, 1)}),  # G20, and TP to compare
-        ("8xH200-141GB", "Llama-3.1-70B", {(2, 1, 4), (8, 1, 1)}),  # G21
-        ("4xL40S-48GB", "Llama-3.1-8B", {(1, 1, 4), (2, 1, 2)}),  # G22
-        ("4xL40S-48GB", "Llama-3.1-70B", {(4, 1, 1), (1, 4, 1)}),  # G22: PP compared
+        ("1xH100-80GB", "Llama-3.1-8B", [(1, 1, 1)]),
+        ("4xH100-80GB", "Llama-3.1-8B", [(1, 1, 4), (4, 1, 1), (2, 1, 2)]),  # G20, and TP to compare
+        ("8xH200-141GB", "Llama-3.1-70B", [(2, 1, 4), (8, 1, 1), (4, 2, 1), (4, 1, 2)]),  # G21
+        ("4xL40S-48GB", "Llama-3.1-8B", [(1, 1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1)]),  # G22
+        ("4xL40S-48GB", "Llama-3.1-70B", [(2, 2, 1), (1, 4, 1), (4, 1, 1)]),  # G22: PP compared
     ],
 )
-def test_starting_points(node: str, model: str, layouts: set[tuple[int, int, int]]) -> None:
+def test_starting_points(node: str, model: str, layouts: list[tuple[int, int, int]]) -> None:
     space, shape = load_space("default"), load_shape(model, env=NO_CACHE)
     context = RuleContext(needed_len=4096, fixed=(("max-model-len", 8192),))
     points = starting_points(space, parse_node_name(node), shape, context)
-    assert 2 <= len(points) <= 4
     assert len(set(points)) == len(points)
-    assert {layout(point) for point in points} == layouts
+    # Layouts first, then the first of them set for throughput and for latency.
+    assert [layout(point) for point in points] == [*layouts, layouts[0], layouts[0]]
+    assert [point.get("max-num-seqs") for point in points] == [*[256] * len(layouts), 512, 64]
     for point in points:
         assert space.contains(point)
         assert check(point, parse_node_name(node), shape, context) == ()
+
+
+def test_layouts_that_a_space_cannot_say_are_not_moved_to_others() -> None:
+    text = """
+name: pairs
+parameters:
+  tensor-parallel-size: {choices: [null, 2]}
+  max-num-seqs: {choices: [128]}
+"""
+    points = starting_points(parse_space(text, file="f"), parse_node_name("4xL40S-48GB"), LLAMA_8B)
+    # Without DP the layouts are TP 2 and one GPU; the larger one is tried first, and null says the default of 1.
+    assert [point.get("tensor-parallel-size") for point in points] == [2]
+    single = parse_space(text.replace("null, 2", "null, 16"), file="f")
+    points = starting_points(single, parse_node_name("4xL40S-48GB"), LLAMA_8B)
+    assert [point.get("tensor-parallel-size") for point in points] == [None]
+
+
+@pytest.mark.parametrize(
+    ("node", "shape", "expected"),
+    [
+        # 623 GiB over 8 x 140 GiB; 4 GPUs would be 156 GiB each.
+        ("8xH200-141GB", DEEPSEEK_V3, {"tensor-parallel-size": 8}),
+        # 87 GiB over 2 x 79 GiB.
+        ("4xH100-80GB", MIXTRAL_8X7B, {"tensor-parallel-size": 2}),
+        # 37 GiB of 4-bit weights over 2 x 23.5 GiB: KV for one request only once the length is cut.
+        ("2xRTX4090-24GB", AWQ_70B, {"tensor-parallel-size": 2, "max-model-len": 8192}),
+        ("8xH100-80GB", QWEN3_30B_A3B, {}),
+    ],
+)
+def test_baseline_of_mixtures_and_quantised_checkpoints(
+    node: str, shape: ModelShape, expected: dict[str, Value]
+) -> None:
+    config, changes = baseline(parse_node_name(node), shape, 4096)
+    assert config.as_dict() == expected
+    assert len(changes) == len(expected)
+    assert check(config, parse_node_name(node), shape, RuleContext(needed_len=4096)) == ()
+
+
+def test_baseline_deals_experts_out_where_they_cannot_be_split() -> None:
+    # 87 GiB need two GPUs, and 14,335 columns of an expert do not divide by 2.
+    odd = replace(MIXTRAL_8X7B, experts=Experts(count=8, per_token=2, intermediate_size=14_335))
+    config, changes = baseline(parse_node_name("2xH100-80GB"), odd, 4096)
+    assert config.as_dict() == {"tensor-parallel-size": 2, "enable-expert-parallel": True}
+    assert any("cannot be split" in change for change in changes)
+
+
+def test_baseline_admits_the_floor_and_takes_another_checkpoint_where_it_must() -> None:
+    node = parse_node_name("1xRTX4090-24GB")
+    cut, _ = baseline(node, LLAMA_8B, 3000, min_model_len=20_000)
+    assert cut.get("max-model-len") == 32_768
+    config, changes = baseline(parse_node_name("2xRTX4090-24GB"), LLAMA_70B, 4096, checkpoints={"awq": AWQ_70B})
+    assert config.get("model") == "awq"
+    assert "131 GiB" in changes[0]
+    with pytest.raises(NoFeasibleConfig):
+        baseline(parse_node_name("1xRTX4090-24GB"), LLAMA_70B, 4096, checkpoints={"awq": AWQ_70B})
+
+
+def test_too_large_for_the_node_says_the_plan_across_nodes() -> None:
+    with pytest.raises(NoFeasibleConfig) as caught:
+        baseline(
+            parse_node_name("8xA100-80GB"), replace(FP8_405B, quantization=None, weight_bytes=2 * 405 * 10**9), 4096
+        )
+    # 754 GiB over 16 GPUs are 47 GiB each; over 8 they are 94.
+    assert "TP 8 inside each node x PP 2 between 2 nodes" in caught.value.hint
 
 
 def test_points_fit_a_narrow_space() -> None:

@@ -117,16 +117,21 @@ def values_per_token(attention: LayerAttention, tensor_parallel: int) -> int:
         return 0
     if attention.kind is AttentionKind.LATENT:
         return attention.kv_values_per_token
-    return 2 * max(1, attention.kv_heads // tensor_parallel) * attention.head_dim
+    return 2 * _heads(attention, tensor_parallel) * attention.head_dim
+
+
+def _heads(attention: LayerAttention, tensor_parallel: int) -> int:
+    return max(1, attention.kv_heads // tensor_parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spec:
-    """What one layer asks of the pool: layers with equal specs may share a group."""
+    """What one layer asks of the pool: layers with equal specs may share a group, others of the same size may not."""
 
     kind: AttentionKind
     window: int | None
-    values: int
+    kv_heads: int
+    head_dim: int
     block_tokens: int
     page_bytes: int
 
@@ -178,7 +183,8 @@ def _specs(
         _Spec(
             kind=attention.kind,
             window=attention.window if attention.kind is AttentionKind.SLIDING else None,
-            values=size,
+            kv_heads=_heads(attention, tensor_parallel),
+            head_dim=attention.head_dim,
             block_tokens=block_size,
             page_bytes=size * block_size or state_page,
         )

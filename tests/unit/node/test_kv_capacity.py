@@ -86,6 +86,26 @@ def test_mixed_models_meet_the_log_to_the_token(table: dict[str, dict[str, objec
     assert table[row]["tokens_predicted"] == logged
 
 
+def test_random_mixes_are_cut_as_vllm_cuts_them() -> None:
+    text = (ROOT / "tests" / "data" / "memory" / "groups.jsonl").read_text(encoding="utf-8")
+    mixes = [json.loads(line) for line in text.splitlines()]
+    assert len(mixes) == 70
+    assert sum(mix["groups"] > 1 for mix in mixes) > 40
+    assert sum(mix["stages"] > 1 for mix in mixes) > 20
+    for mix in mixes:
+        layout = kv_layout(
+            [keeps(AttentionKind(kind), heads, dim, window) for kind, heads, dim, window in mix["layers"]],
+            tensor_parallel=mix["tensor_parallel"],
+            stages=mix["stages"],
+            value_bytes=2,
+            block_size=16,
+        )
+        settings = replace(PLAIN, max_model_len=8192, max_num_batched_tokens=4096)
+        assert len(layout.groups) == mix["groups"], mix
+        assert list(layout.stage_block_bytes) == mix["stage_block_bytes"], mix
+        assert layout.blocks_per_request(settings, NEW) == mix["blocks_per_request"], mix
+
+
 def test_sliding_layers_in_groups_as_large_as_the_rarest_kind() -> None:
     # Gemma-3-27B: 52 layers of window 1,024 and 10 full ones, so groups of 10: one full, six sliding (the last padded).
     layout = kv_layout(

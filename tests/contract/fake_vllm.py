@@ -15,6 +15,7 @@ Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before
     --fake-silent-health                                accept connections for /health and never answer
     --fake-version V --fake-model-id ID                 what /version and /v1/models say
     --fake-stall-stream                                 no further token after the first
+    --fake-key KEY                                      answer 401 to /v1 without that bearer token
 """
 
 import argparse
@@ -65,6 +66,7 @@ arguments.add_argument("--fake-silent-health", action="store_true")
 arguments.add_argument("--fake-version", default="0.25.1")
 arguments.add_argument("--fake-model-id")
 arguments.add_argument("--fake-stall-stream", action="store_true")
+arguments.add_argument("--fake-key")
 
 
 class State:
@@ -126,7 +128,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         options = self.options
-        if self.path == "/health":
+        key = options.fake_key
+        if key and self.path.startswith("/v1") and self.headers.get("Authorization") != f"Bearer {key}":
+            self.answer(401, b'{"error": "Unauthorized"}')
+        elif self.path == "/health":
             if options.fake_silent_health:
                 time.sleep(600)
             self.answer(503 if State.dead else 200, b"")

@@ -31,6 +31,7 @@ from autotune.units import GIB
 
 FAKE_VLLM = Path(__file__).parent / "fake_vllm.py"
 FAKE = shlex.join([sys.executable, "-I", "-S", str(FAKE_VLLM), "serve"])
+NO_KEY = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
 NothingLeft = Callable[..., bool]
 Carrying = Callable[[str], list[int]]
 
@@ -46,13 +47,14 @@ class Bench:
     memory_deadline_s: float = 0.3
     grace_s: float = 0.5
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    api_key_env: str | None = None
     identities: list[ServerIdentity] = field(default_factory=list)
     milestones: list[Milestone] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         settings = ProcessSettings(
             command=parse_command(self.command, source="test"),
-            load=LoadSettings(api=Api.CHAT),
+            load=LoadSettings(api=Api.CHAT, api_key_env=self.api_key_env),
             grace_s=self.grace_s,
             memory_deadline_s=self.memory_deadline_s,
             environ=self.environ,
@@ -285,6 +287,22 @@ async def test_a_command_that_is_no_openai_server(tmp_path: Path, nothing_left: 
     assert nothing_left(bench.marker, 0.0)
 
 
+async def test_a_key_that_is_missing_is_named(tmp_path: Path, nothing_left: NothingLeft) -> None:
+    """A server of /v1/models that answers 401 is an OpenAI server; the remedy is the key, not another command."""
+    bench = Bench(tmp_path, command=f"{FAKE} --fake-key sesame", api_key_env="VLLM_API_KEY", environ=NO_KEY)
+    with pytest.raises(VllmCommandError, match="asks for an API key") as caught:
+        await bench.launch()
+    assert "VLLM_API_KEY" in caught.value.hint
+    assert nothing_left(bench.marker, 0.0)
+
+
+async def test_with_its_key_the_server_is_ready(tmp_path: Path) -> None:
+    environ = NO_KEY | {"VLLM_API_KEY": "sesame"}
+    bench = Bench(tmp_path, command=f"{FAKE} --fake-key sesame", api_key_env="VLLM_API_KEY", environ=environ)
+    async with bench.server() as server:
+        assert server.facts.max_model_len == 8192
+
+
 async def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "missing")
     with pytest.raises(StorageError, match=r"server\.log"):
@@ -440,6 +458,31 @@ def test_killing_the_tuner_in_any_phase_leaves_nothing(
         assert len(carrying(marker)) == 4  # keeper, server and two workers that ignore TERM
         tuner.kill()
     assert nothing_left(marker)
+
+
+# --- energy --------------------------------------------------------------------------------------------------------
+
+
+class Burning(FakeGpuProbe):
+    """Every reading of a GPU finds 100 J more than the one before."""
+
+    def energy_j(self, index: int) -> float | None:
+        if index in self.energies_j:
+            self.energies_j[index] += 100.0
+        return super().energy_j(index)
+
+
+async def test_energy_of_a_level_is_that_of_the_leased_gpus(tmp_path: Path) -> None:
+    probe = Burning(energies_j={0: 5e6, 1: 10.0, 2: 0.0})
+    async with Bench(tmp_path, probe=probe).server("--fake-tokenizer", gpus=(0, 2)) as server:
+        result = await server.drive(*level(), deadline_s=9.0)
+        assert result.energy_j == pytest.approx(200.0)
+    assert probe.energies_j[1] == 10.0
+
+
+async def test_energy_that_nobody_counts_is_none(tmp_path: Path) -> None:
+    async with Bench(tmp_path, probe=FakeGpuProbe()).server(gpus=(0,)) as server:
+        assert (await server.drive(*level(), deadline_s=9.0)).energy_j is None
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

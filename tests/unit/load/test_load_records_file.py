@@ -35,6 +35,15 @@ def test_open_level_without_server(tmp_path: Path) -> None:
     assert (back.level, back.records, back.server) == (open_level(3.5), (), None)
 
 
+def test_energy_is_kept_and_older_files_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "f.gz"
+    write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0, None, 1234.5)
+    assert read_records(path).energy_j == 1234.5
+    write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0)
+    assert b"energy" not in gzip.decompress(path.read_bytes())
+    assert read_records(path).energy_j is None
+
+
 def test_same_records_same_bytes(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_records(tmp_path / name, level(), ClockKind.WALL, closed_loop(2, 5), 2.0)

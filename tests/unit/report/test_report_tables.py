@@ -113,6 +113,19 @@ def test_no_table_is_cut_off(width: int) -> None:
     assert "9,000" not in as_text(front_table(study()))
 
 
+def test_energy_is_shown_per_thousand_tokens_only_where_it_was_read() -> None:
+    view = study()
+    trial = view.trials[1]
+    assert trial.result is not None
+    assert "J per 1,000 output tokens" not in as_text(trial_detail(view, trial))
+    first, *others = trial.result.measurements
+    read = replace(first, energy_j=75_000.0, output_tokens=50_000)
+    shown = replace(trial, result=replace(trial.result, measurements=(read, *others)))
+    # 75,000 J / 50,000 tokens = 1.5 J each; the other level was not read.
+    row = line_with(as_text(trial_detail(view, shown)), "J per 1,000 output tokens")
+    assert row.split()[5:] == ["1,500.0", *["-"] * len(others)]
+
+
 def test_show_tells_what_went_wrong() -> None:
     view = study()
     text = as_text(trial_detail(view, view.trials[4]))

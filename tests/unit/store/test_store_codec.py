@@ -140,3 +140,11 @@ def test_a_whole_trial():
         result=samples.measured(),
     )
     assert same(decode(Trial, json.loads(json.dumps(encode(trial)))), trial)
+
+
+def test_energy_makes_the_round_trip_and_older_measurements_have_none():
+    measured = dataclasses.replace(samples.measurement(records.LevelRole.TTFT, 100.0, 0.5), energy_j=4321.5)
+    stored = json.loads(json.dumps(encode(measured)))
+    assert decode(records.Measurement, stored) == measured
+    del stored["energy_j"]  # as the version before wrote it
+    assert decode(records.Measurement, stored) == dataclasses.replace(measured, energy_j=None)

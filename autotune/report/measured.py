@@ -39,9 +39,10 @@ class MeasuredServer:
 
     @property
     def complete(self) -> bool:
-        """Whether every level was measured to its end."""
+        """Whether every level was driven to its end and has figures."""
         cut = any(caveat.code == "aborted" for measured in self.measurements for caveat in measured.caveats)
-        return len(self.measurements) == self.planned_levels and not cut
+        whole = [measured for measured in self.measurements if measured.completed]
+        return len(whole) == self.planned_levels and not cut
 
     def meets_slo(self, measured: Measurement) -> bool | None:
         """Whether a level's TTFT p95 is within the limit; None without a limit or a figure."""

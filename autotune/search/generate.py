@@ -130,13 +130,14 @@ class _Layouts:
         Raises:
             NoFeasibleConfig: none can.
         """
-        for length in _lengths(need):
-            context = need.context
-            if length is not None:
-                context = replace(context, fixed=(*context.fixed, ("max-model-len", length)))
-            found = _plans_of(need, context)
-            if not need.node.gpus or any(plans for _, plans in found):
-                return _joined(need, context, length, found)
+        # A length that only quantised KV holds comes behind the bare need: most configs would be refused for it.
+        for most_tries in (2, None):
+            for length in _lengths(need):
+                context = need.context
+                if length is not None:
+                    context = replace(context, fixed=(*context.fixed, ("max-model-len", length)))
+                if not need.node.gpus or any(plans for _, plans in _plans_of(need, context, most_tries)):
+                    return _joined(need, context, length, _plans_of(need, context))
         assert need.shape is not None  # without a shape every layout within the GPUs can start
         shorter = need.context.admitted_len
         context = need.context
@@ -182,11 +183,13 @@ _LAYOUT_WHY = {
 }
 
 
-def _plans_of(need: Need, context: RuleContext) -> list[tuple[Value, tuple[LayoutPlan, ...]]]:
+def _plans_of(
+    need: Need, context: RuleContext, most_tries: int | None = None
+) -> list[tuple[Value, tuple[LayoutPlan, ...]]]:
     """Layouts of the study's own checkpoint (None) and of every other one."""
     shapes: list[tuple[Value, ModelShape | None]] = [(None, need.shape), *sorted(context.shapes.items())]
     return [
-        (name, plan_layouts(need.node, shape, context, tries=layout_tries(need, shape), wide=need.wide))
+        (name, plan_layouts(need.node, shape, context, tries=layout_tries(need, shape)[:most_tries], wide=need.wide))
         for name, shape in shapes
     ]
 

@@ -82,7 +82,8 @@ def weights_remedy(case: Case) -> str:
 
 def request_remedy(case: Case) -> str:
     """In the guide's order (G35): max-model-len, fp8 KV, utilisation, more GPUs."""
-    found, settings = _estimate(case), case.settings
+    # A remedy is for the first start of the new config, whose graph has to be compiled.
+    found, settings = _estimate(case, compiled=False), case.settings
     if found is None:
         return ""
     gpu, words = smallest_gpu(case.node), []
@@ -160,14 +161,15 @@ def try_estimate(
         return None
 
 
-def _estimate(case: Case, **changed: object) -> MemoryEstimate | None:
+def _estimate(case: Case, *, compiled: bool = True) -> MemoryEstimate | None:
     # The most hopeful estimate: the graph already compiled.
-    settings = replace(case.settings, **changed) if changed else case.settings  # type: ignore[arg-type]  # field names
-    return try_estimate(case.known_shape, smallest_gpu(case.node), settings, version_of(case), compiled=True)
+    gpu = smallest_gpu(case.node)
+    return try_estimate(case.known_shape, gpu, case.settings, version_of(case), compiled=compiled)
 
 
 def _holds(case: Case, **changed: object) -> bool:
-    found = _estimate(case, **changed)
+    settings = replace(case.settings, **changed)  # type: ignore[arg-type]  # fields of the settings, by name
+    found = try_estimate(case.known_shape, smallest_gpu(case.node), settings, version_of(case))
     return found is not None and found.fits
 
 

@@ -358,7 +358,7 @@ def _announcement(order: MeasureOrder, base: str, server: FoundServer) -> str:
     where = "" if is_this_machine(base) else ", which is not this machine"
     return (
         f"sending up to {total:,} requests of workload {order.workload.name} in {len(levels)} "
-        f"{'level' if len(levels) == 1 else 'levels'} to {base} ({server.model}){where}"
+        f"{'level' if len(levels) == 1 else 'levels'}, and a warm-up, to {base} ({server.model}){where}"
     )
 
 

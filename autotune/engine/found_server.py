@@ -52,15 +52,16 @@ def base_of(url: str) -> str:
     Raises:
         InvalidOption: no http(s) address, or one with a password, a query or a fragment; a password is not shown.
     """
-    base = check_url(url.strip(), allow_remote=True) if url.isprintable() else ""
-    parts = urlsplit(base)
-    if not base or parts.username is not None or parts.password is not None:
+    if "@" in url:
         raise InvalidOption(
             "--url",
-            "(not shown)" if base else url,
+            "(not shown)",
             "an address without user name and password",
             hint="A key is given by --api-key-env NAME, the environment variable that holds it.",
         )
+    # Control characters would be dropped silently, or reach the terminal.
+    base = check_url(url.strip() if url.isprintable() else "", allow_remote=True)
+    parts = urlsplit(base)
     if parts.query or parts.fragment:
         raise InvalidOption("--url", url, "an address without ? and #, such as http://127.0.0.1:8000")
     for ending in _ENDPOINTS:

@@ -10,6 +10,7 @@ none of these        words, calibrated where the server counts at all
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,6 +47,9 @@ SAMPLE_WORDS = (8, 40, 200)
 """Lengths of the texts by which the server's overhead is found: it must be the same for all of them."""
 
 _PROBE_IDS = 16
+_LEAST_S = 0.2
+"""Left to each further question when the time is over: enough to be told that there is no such route."""
+
 _VOCABULARIES = (100_000, 30_000, 1_000)
 """Guesses at the size of a vocabulary nobody told, the largest that the server takes; most are 32,000 to 256,000."""
 
@@ -112,7 +116,7 @@ async def prepare_prompts(
     may_request: bool = False,
     deadline_s: float = DEADLINE_S,
 ) -> PreparedPrompts:
-    """Settle how prompts are written. Asks the server a few dozen short questions; bounded by a few `deadline_s`.
+    """Settle how prompts are written. Asks the server some hundred short questions, in `deadline_s` altogether.
 
     Args:
         options: model, key, time limits; API and prompts in it are not used.
@@ -122,24 +126,30 @@ async def prepare_prompts(
         InvalidOption: `base_url` is not one that load may go to.
     """
     asking = replace(options, api=source.api)
-    made = await _by_tokenizer(base_url, source, asking, deadline_s)
+    clock = asyncio.get_running_loop().time
+    end_s = clock() + deadline_s
+
+    def left_s() -> float:
+        return max(_LEAST_S, end_s - clock())
+
+    made = await _by_tokenizer(base_url, source, asking, left_s)
     if made is None:
-        pool = await pool_of_server(base_url, asking, deadline_s=deadline_s)
+        pool = await pool_of_server(base_url, asking, deadline_s=left_s())
         made = None if pool is None else _exact(source, partial(render_pooled, pool=pool, study_salt=source.study_salt))
     if made is None:
         # Its own count of words beats leaving the chat API.
-        line = await calibrate(base_url, asking, deadline_s=deadline_s)
+        line = await calibrate(base_url, asking, deadline_s=left_s())
         if line is not None:
             return _guessed(source, line)
-        made = None if source.texts else await _by_ids(base_url, source, asking, may_request, deadline_s)
+        made = None if source.texts else await _by_ids(base_url, source, asking, may_request, left_s)
     if made is not None:
         return made
-    line = await calibrate_by_requests(base_url, asking, deadline_s=deadline_s) if may_request else None
+    line = await calibrate_by_requests(base_url, asking, deadline_s=left_s()) if may_request else None
     return _guessed(source, line)
 
 
 async def _by_tokenizer(
-    base_url: str, source: PromptSource, options: DriveOptions, deadline_s: float
+    base_url: str, source: PromptSource, options: DriveOptions, left_s: Callable[[], float]
 ) -> PreparedPrompts | None:
     """Prompts by the model's own tokenizer; None without one, or where the server counts by another."""
     tokenizer = source.tokenizer
@@ -149,9 +159,9 @@ async def _by_tokenizer(
     words = pool.words if pool is not None else COMMON_WORDS
     first = pool.openers[0] if pool is not None else words[0]
     texts = [" ".join([first, *(words[pick] for pick in draw([size], len(words), size - 1))]) for size in SAMPLE_WORDS]
-    counts = await count_tokens(base_url, options, texts, deadline_s=deadline_s)
+    counts = await count_tokens(base_url, options, texts, deadline_s=left_s())
     if counts is None:
-        counts = await count_by_requests(base_url, options, texts, deadline_s=deadline_s)
+        counts = await count_by_requests(base_url, options, texts, deadline_s=left_s())
     if counts is None:
         return None
     added = {counted - tokenizer.count(text) for counted, text in zip(counts, texts, strict=True)}
@@ -166,7 +176,7 @@ async def _by_tokenizer(
 
 
 async def _by_ids(
-    base_url: str, source: PromptSource, options: DriveOptions, may_request: bool, deadline_s: float
+    base_url: str, source: PromptSource, options: DriveOptions, may_request: bool, left_s: Callable[[], float]
 ) -> PreparedPrompts | None:
     """Token ids, tried with one request each; None where no size is known or the server does not take them."""
     sizes = [source.vocab_size] if source.vocab_size is not None else list(_VOCABULARIES) if may_request else []
@@ -177,7 +187,7 @@ async def _by_ids(
             continue
         # The highest id is among them: a server refuses what lies beyond its vocabulary.
         probe = TokenIds(ids=(*(ids.low + pick for pick in draw([0], ids.high - ids.low, _PROBE_IDS)), ids.high - 1))
-        (record, *_rest) = await ask(base_url, asking, [probe], output_tokens=2, deadline_s=deadline_s) or (None,)
+        (record, *_rest) = await ask(base_url, asking, [probe], output_tokens=2, deadline_s=left_s()) or (None,)
         if record is None or record.error is not None or record.prompt_tokens not in (None, len(probe.ids)):
             continue
         return replace(

@@ -639,6 +639,19 @@ class TestPreparing:
         assert not prompts.exact
         assert [caveat.code for caveat in prompts.caveats] == ["uncalibrated"]
 
+    async def test_a_server_that_does_not_answer_is_asked_for_a_bounded_time(self) -> None:
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await reader.read(4096):
+                pass
+            writer.close()
+
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            source = PromptSource(api=Api.CHAT, vocab_size=32_000, tokenizer=word_tokenizer())
+            async with asyncio.timeout(5):
+                prompts = await prepare_prompts(url, source, options(), deadline_s=0.3, may_request=True)
+        assert [caveat.code for caveat in prompts.caveats] == ["uncalibrated"]
+
     async def test_texts_of_the_workload_are_sent_as_they_are(self) -> None:
         talk = Conversation(messages=(said("user", "hi"),))
         source = PromptSource(api=Api.CHAT, vocab_size=32_000, texts=("my own words", talk))

@@ -225,6 +225,7 @@ def test_https_against_a_server_without(simulated: str, tmp_path: Path) -> None:
         ("--url", "http://[::1"),
         ("--url", "http://127.0.0.1:1/?a=b"),
         ("--url", "http://user:hunter2@127.0.0.1:1"),
+        ("--url", "ftp://user:hunter2@127.0.0.1:1"),
         ("--url", "http://127.0.0.1:1/\x1b[31m"),
         ("--url", "http://127.0.0.1:1", "--concurrency", "8,,16"),
         ("--url", "http://127.0.0.1:1", "--concurrency", "0"),

@@ -17,6 +17,7 @@ from autotune.node.families import ASSUMED, ASSUMED_WHEN_NESTED, Family, family_
 
 MOST = 1 << 30
 """No size of a real model comes near it; products of larger ones leave the range of floats."""
+MOST_EXPERTS = 1 << 16
 MOST_LAYERS = 1024
 """The deepest published decoders have 126 layers; one record is made for each."""
 
@@ -25,7 +26,7 @@ _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
 _SYNONYMS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "hidden_size": ("n_embd", "n_embed", "d_model", "model_dim"),
-    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size"),
+    "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "block_ff_dim"),
     "num_attention_heads": ("n_head", "n_heads"),
     "num_key_value_heads": ("n_head_kv", "num_kv_heads", "multi_query_group_num", "kv_n_heads"),
     "head_dim": ("attention_head_dim", "kv_channels", "head_size"),
@@ -158,8 +159,8 @@ class DecoderConfig(BaseModel):
     index_n_heads: int | None = _Size
     index_head_dim: int | None = _Size
     # Experts
-    num_experts: int | None = _Count
-    num_experts_per_tok: int | None = _Count
+    num_experts: int | None = Field(default=None, ge=0, le=MOST_EXPERTS)
+    num_experts_per_tok: int | None = Field(default=None, ge=0, le=MOST_EXPERTS)
     moe_intermediate_size: int | None = _Size
     n_shared_experts: int | None = _Count
     shared_expert_intermediate_size: int | None = _Count
@@ -209,7 +210,9 @@ class DecoderConfig(BaseModel):
 
     @property
     def value_head_dim(self) -> int:
-        """Size of a value head; the query head's where the config names no other."""
+        """Size of a value head; where the config names none, the query head's, or of latent attention the plain one."""
+        if self.kv_lora_rank:
+            return self.v_head_dim or self.hidden_size // self.num_attention_heads
         return self.v_head_dim or self.qk_head_dim
 
 
@@ -230,7 +233,7 @@ def read_decoder(config: Mapping[str, Any], *, file: str) -> tuple[DecoderConfig
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "missing" and not family.known:
+        if first["type"] == "missing" and family.name and not family.known:
             what = f"an architecture ({family.name}) that is not known here, and its config has no {key}"
             raise unsized(file, key, None, what) from None
         raise InvalidFile(file, key, translated.get(str(first["loc"][0])), first["msg"]) from None
@@ -283,15 +286,31 @@ def _one_size(out: dict[str, Any], file: str) -> None:
 
 
 def _assume_mlp(out: dict[str, Any]) -> None:
-    if out.get("intermediate_size") is not None:
-        if out.get("model_type") == "qwen" and isinstance(out["intermediate_size"], int):
-            out["intermediate_size"] //= 2  # the first Qwen counts gate and up together
+    size, kind = out.get("intermediate_size"), out.get("model_type")
+    if isinstance(size, int):
+        if kind == "qwen":
+            out["intermediate_size"] = size // 2  # the first Qwen counts gate and up together
+        elif out.get("block_auto_adjust_ff_dim") is True:
+            out["intermediate_size"] = _lfm2_size(out, size)
+        return
+    if size is not None:
         return
     # GPT-2, Falcon and BLOOM leave it out where it is the classic four times hidden.
-    if out.get("model_type") in _FOUR_TIMES_HIDDEN and isinstance(out.get("hidden_size"), int):
+    if kind in _FOUR_TIMES_HIDDEN and isinstance(out.get("hidden_size"), int):
         out["intermediate_size"] = 4 * out["hidden_size"]
     elif isinstance(out.get("moe_intermediate_size"), int):
         out["intermediate_size"] = out["moe_intermediate_size"]  # no dense layer: nothing else names the MLP
+
+
+def _lfm2_size(out: Mapping[str, Any], size: int) -> int:
+    """LFM2 takes two thirds of the size that its config names, rounded up to a multiple."""
+    factor, multiple = out.get("block_ffn_dim_multiplier"), out.get("block_multiple_of", 256)
+    size = 2 * size // 3
+    if isinstance(factor, (int, float)) and 0 < factor < 64:
+        size = int(factor * size)
+    if not isinstance(multiple, int) or not 0 < multiple < MOST:
+        return size
+    return -(-size // multiple) * multiple
 
 
 def _multi_query(out: dict[str, Any]) -> None:
@@ -307,6 +326,9 @@ def _check_heads(config: DecoderConfig, file: str) -> None:
     heads, kv_heads = config.num_attention_heads, config.kv_heads
     if heads % kv_heads:
         raise InvalidFile(file, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})")
+    if (config.num_experts_per_tok or 0) > (config.num_experts or 0) > 1:
+        allowed = f"at most the {config.num_experts} experts"
+        raise InvalidFile(file, "num_experts_per_tok", config.num_experts_per_tok, allowed)
     if config.kv_lora_rank:
         for key in ("qk_nope_head_dim", "qk_rope_head_dim"):
             if getattr(config, key) is None:

@@ -29,6 +29,7 @@ class Family:
         head_bias: the output head has a bias.
         sinks: one number per head that attention may flow into (gpt-oss).
         expert_bias: experts and router have biases.
+        latent_cache: vLLM caches the latent of MLA; other models with MLA weights cache every head's K and V.
         moe_block: what the checkpoint calls the block that holds the experts.
         known: False for the stand-in of an architecture that is not in the table.
     """
@@ -50,6 +51,7 @@ class Family:
     sinks: bool = False
     expert_bias: bool = False
     router_correction: bool = False
+    latent_cache: bool = False
     moe_block: str = "mlp"
     known: bool = True
 
@@ -60,7 +62,7 @@ _QWEN3 = Family(name="qwen3", qk_norm="head", window_needs_flag=True)
 _QWEN3_NEXT = Family(name="qwen3_next", qk_norm="head")
 _GEMMA2 = Family(name="gemma2", norms=4, full_every=2)
 _GEMMA3 = Family(name="gemma3_text", norms=4, full_every=6, qk_norm="head")
-_DEEPSEEK = Family(name="deepseek_v2")
+_DEEPSEEK = Family(name="deepseek_v2", latent_cache=True)
 _PLAIN_BIAS = Family(name="gpt_neox", qkv_bias=True, o_bias=True, mlp_bias=True, norm_values=2, gated=False)
 
 _TABLE = (
@@ -96,7 +98,9 @@ _TABLE = (
         name="gpt_oss", full_every=2, sinks=True, expert_bias=True, qkv_bias=True, o_bias=True, window_needs_flag=False
     ),
     Family(name="minimax_m2", qk_norm="full", router_correction=True, moe_block="block_sparse_moe"),
-    Family(name="mimo_v2_flash", router_correction=True, o_bias=False),
+    Family(name="minimax_text_01", moe_block="block_sparse_moe"),
+    Family(name="hunyuan_v1_moe", qk_norm="head", qk_norm_key="use_qk_norm"),
+    Family(name="hunyuan_v1_dense", qk_norm="head", qk_norm_key="use_qk_norm"),
     Family(name="olmo", norm_values=0),
     Family(name="olmo2", qk_norm="full"),
     Family(name="olmo3", qk_norm="full", full_every=4),
@@ -149,6 +153,9 @@ _SAME_AS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
     "kimi_k2": "deepseek_v3",
+    "axk1": "deepseek_v3",
+    "pangu_ultra_moe": "deepseek_v3",
+    "minimax": "minimax_text_01",
     "deepseek": "llama",
     "refinedweb": "falcon",
     "refinedwebmodel": "falcon",
@@ -172,7 +179,7 @@ def family_of(model_type: str | None, architectures: tuple[str, ...]) -> Family:
         found = FAMILIES.get(_SAME_AS.get(name, name))
         if found is not None:
             return found
-    return replace(_LLAMA, name=names[0] if names else "", known=not names)
+    return replace(_LLAMA, name=names[0] if names else "", known=False)
 
 
 def _type_of_architecture(architecture: str) -> str:
@@ -222,8 +229,8 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
         "parallel_attn": True,
         "max_position_embeddings": 2048,
     },
-    "lfm2": {"tie_word_embeddings": True, "conv_L_cache": 3},
-    "lfm2_moe": {"tie_word_embeddings": True, "conv_L_cache": 3},
+    "lfm2": {"tie_word_embeddings": True, "conv_l_cache": 3, "block_auto_adjust_ff_dim": True},
+    "lfm2_moe": {"tie_word_embeddings": True, "conv_l_cache": 3},
     "ernie4_5": {"tie_word_embeddings": True},
     "ernie4_5_moe": {"tie_word_embeddings": True},
     "glm": {"head_dim": 128, "attention_bias": True},

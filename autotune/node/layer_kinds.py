@@ -21,6 +21,7 @@ class Mixer(StrEnum):
     SLIDING = "sliding-window attention"
     CHUNKED = "chunked attention"
     LATENT = "latent attention"
+    EXPANDED = "latent attention whose cache is not latent"
     DELTA_NET = "gated delta net"
     MAMBA = "Mamba 1"
     MAMBA2 = "Mamba 2"
@@ -98,7 +99,7 @@ def _window(config: DecoderConfig, family: Family) -> int | None:
 def _mixers(config: DecoderConfig, family: Family, file: str) -> list[Mixer]:
     layers = config.num_hidden_layers
     if config.kv_lora_rank:
-        return [Mixer.LATENT] * layers
+        return [Mixer.LATENT if family.latent_cache else Mixer.EXPANDED] * layers
     listed = config.layer_types or config.layers_block_type
     if listed:
         return _listed(config, family, listed, file)

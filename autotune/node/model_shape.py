@@ -18,7 +18,8 @@ from typing import Any
 from autotune.node.config_json import DecoderConfig, UnsizedModel, read_decoder, text_part, unsized
 from autotune.node.config_source import HubConfig, find_config, hub_cache, surroundings
 from autotune.node.families import Family
-from autotune.node.layer_kinds import LayerKind, Mixer, Mlp, layer_kinds
+from autotune.node.layer_kinds import LayerKind, Mlp, layer_kinds
+from autotune.node.model_doubts import doubt_of, refuse_unread, refuse_without_generation
 from autotune.node.quantized import Quantization, UnknownQuantization, read_quantization
 from autotune.node.towers import towers_parameters
 from autotune.node.weights_count import (
@@ -30,41 +31,10 @@ from autotune.node.weights_count import (
     layer_shape,
     shared_size,
 )
-from autotune.records import AttentionKind, Experts, LayerShape, ModelShape
+from autotune.records import AttentionKind, Experts, LayerAttention, LayerShape, ModelShape
 from autotune.units import format_bytes
 
 __all__ = ["UnsizedModel", "hub_cache", "load_shape", "shape_from_config"]
-
-# Keys whose presence (with a truthy value) gives a model no reading as a plain stack of decoder layers, and why.
-_NO_READING = (
-    ("is_encoder_decoder", "an encoder beside its decoder"),
-    ("altup_num_inputs", "embeddings of its own in every layer"),
-    ("linear_attn_config", "delta attention of Kimi's kind"),
-    ("ssm_cfg", "no attention at all"),
-    ("rwkv_version", "no attention at all"),
-    ("mamba_enabled", "memory layers of a kind that is not known here"),
-)
-_UNREAD_TYPES = {
-    "mamba": "no attention at all",
-    "mamba2": "no attention at all",
-    "falcon_mamba": "no attention at all",
-    "rwkv": "no attention at all",
-    "falcon_h1": "attention and a state side by side in each layer",
-    "zamba": "attention shared between layers",
-    "zamba2": "attention shared between layers",
-    "recurrent_gemma": "recurrent layers",
-    "longcat_flash": "two attentions in each layer",
-    "kimi_linear": "delta attention of Kimi's kind",
-    "gemma3n": "embeddings of its own in every layer",
-    "gemma3n_text": "embeddings of its own in every layer",
-    "t5": "an encoder beside its decoder",
-    "bert": "an encoder and no decoder",
-    "whisper": "an encoder beside its decoder",
-    "deci": "layers of different sizes",
-    "nemotron-nas": "layers of different sizes",
-    "mllama": "layers that attend to images only",
-}
-
 
 _FILES_TOLERANCE = 0.1
 """Padding of mxfp4 experts and draft layers that are not loaded make up to 9 %."""
@@ -117,8 +87,9 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> Mod
         InvalidFile: a key is missing, has the wrong type, or contradicts another.
         UnsizedModel: a model that cannot be read as a stack of decoder layers.
     """
-    _refuse_unread(config, file)
+    refuse_unread(config, file)
     decoder, family = read_decoder(config, file=file)
+    refuse_without_generation(config, family, file)
     kinds = layer_kinds(decoder, family, file=file)
     quantization = _quantization(config, file)
     layers = _layers(decoder, family, kinds, quantization, nested=text_part(config)[1])
@@ -127,7 +98,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> Mod
     parameters = sum(layer.parameters for layer in layers) + tables + tower
     held = sum(layer.split_bytes + layer.replicated_bytes + layer.expert_bytes for layer in layers)
     experts = _expert_record(decoder, family, kinds)
-    plain = _is_plain(layers, kinds, quantization)
+    plain = _is_plain(decoder, layers, kinds, quantization)
     return ModelShape(
         name=name,
         layers=decoder.num_hidden_layers,
@@ -150,7 +121,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str, file: str) -> Mod
         weight_bits=quantization.weight_bits if quantization else 16,
         kv_cache_dtype=quantization.kv_cache_dtype if quantization else None,
         other_bytes=BYTES_16BIT * tower,
-        doubt=_doubt(family, kinds, quantization, tower),
+        doubt=doubt_of(decoder, family, kinds, quantization, tower),
     )
 
 
@@ -176,9 +147,15 @@ def _layers(
     return tuple(shape_of(kind, layer if quantization else 0) for layer, kind in enumerate(kinds))
 
 
-def _is_plain(layers: tuple[LayerShape, ...], kinds: tuple[LayerKind, ...], quantization: Quantization | None) -> bool:
-    """Layers that are all alike with full attention and 16 bit: `ModelShape.decoder` stays empty for them."""
-    alike = len(set(layers)) == 1 and layers[0].attention.kind is AttentionKind.FULL
+def _is_plain(
+    decoder: DecoderConfig,
+    layers: tuple[LayerShape, ...],
+    kinds: tuple[LayerKind, ...],
+    quantization: Quantization | None,
+) -> bool:
+    """Layers that the sizes of the model alone describe: `ModelShape.decoder` stays empty for them."""
+    cache = LayerAttention(kind=AttentionKind.FULL, kv_heads=decoder.kv_heads, head_dim=decoder.qk_head_dim)
+    alike = len(set(layers)) == 1 and layers[0].attention == cache
     return alike and kinds[0].mlp is Mlp.DENSE and quantization is None
 
 
@@ -211,9 +188,9 @@ def _expert_record(decoder: DecoderConfig, family: Family, kinds: tuple[LayerKin
 
 
 def _dtype(decoder: DecoderConfig) -> str:
-    # vLLM's dtype "auto" loads a float32 checkpoint in 16 bit.
+    """What vLLM's dtype "auto" makes of the checkpoint's; it loads a float32 one in 16 bit."""
     dtype = (decoder.dtype or "bfloat16").removeprefix("torch.")
-    return "bfloat16" if dtype == "float32" else dtype
+    return "float16" if dtype in ("float16", "half") else "bfloat16"
 
 
 def _architecture(config: Mapping[str, Any], decoder: DecoderConfig) -> str:
@@ -235,27 +212,3 @@ def _quantization(config: Mapping[str, Any], file: str) -> Quantization | None:
     except UnknownQuantization as error:
         method = str(error)
         raise unsized(file, key, method, f"weights quantised by {method!r}") from None
-
-
-def _refuse_unread(config: Mapping[str, Any], file: str) -> None:
-    inner = text_part(config)[0]
-    kinds = (config.get("model_type"), inner.get("model_type"))
-    for kind in kinds:
-        if isinstance(kind, str) and kind in _UNREAD_TYPES:
-            raise unsized(file, "model_type", kind, _UNREAD_TYPES[kind])
-    for key, what in _NO_READING:
-        if inner.get(key):
-            raise unsized(file, key, inner[key], what)
-
-
-def _doubt(family: Family, kinds: tuple[LayerKind, ...], quantization: Quantization | None, tower: int) -> str | None:
-    doubts = []
-    if not family.known:
-        doubts.append(f"the architecture {family.name!r} is not known here; it is read as a decoder of Llama's kind")
-    if any(kind.mixer in (Mixer.LIGHTNING, Mixer.SHORT_CONV, Mixer.MAMBA) for kind in kinds):
-        doubts.append("the state of its layers is computed, not checked against a recorded start")
-    if quantization is not None and quantization.doubt:
-        doubts.append(quantization.doubt)
-    if tower:
-        doubts.append("the size of its vision or audio tower is an estimate")
-    return "; ".join(doubts) or None

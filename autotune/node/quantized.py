@@ -290,10 +290,10 @@ def _awq(section: _Section) -> Quantization:
     return _made("awq", _grouped(section, bits, zero_bits=zeros), section)
 
 
-def _gptq(section: _Section) -> Quantization:
+def _gptq(section: _Section, method: str = "gptq") -> Quantization:
     # A symmetric checkpoint stores zero points too, but the Marlin kernels drop them when they repack the weights.
     bits = section.bits("bits", 4) or 4
-    return _made("gptq", _grouped(section, bits, zero_bits=0 if section.flag("sym", True) else bits), section)
+    return _made(method, _grouped(section, bits, zero_bits=0 if section.flag("sym", True) else bits), section)
 
 
 def _fp8(section: _Section) -> Quantization:
@@ -401,10 +401,8 @@ _READERS = {
     "gptq": _gptq,
     "gptq-marlin": _gptq,
     "gptq-bitblas": _gptq,
-    "auto-round": _gptq,
-    "intel/auto-round": _gptq,
-    "auto_round": _gptq,
-    "inc": _gptq,
+    "auto-round": lambda section: _gptq(section, "auto-round"),
+    "intel/auto-round": lambda section: _gptq(section, "auto-round"),
     "fp8": _fp8,
     "fbgemm-fp8": lambda section: _per_row_8bit("fbgemm_fp8", section),
     "ptpc-fp8": lambda section: _per_row_8bit("ptpc_fp8", section),

@@ -122,7 +122,7 @@ def _attention(config: DecoderConfig, family: Family, kind: LayerKind) -> Iterat
         yield _vector("self_attn.sinks", heads, Place.SPLIT)
 
 
-def _latent_attention(config: DecoderConfig, _family: Family, _kind: LayerKind) -> Iterator[Part]:
+def _latent_attention(config: DecoderConfig, _family: Family, kind: LayerKind) -> Iterator[Part]:
     """DeepSeek's MLA: the down projections are held whole by every GPU."""
     hidden, heads = config.hidden_size, config.num_attention_heads
     latent, rope = config.kv_lora_rank or 0, config.qk_rope_head_dim or 0
@@ -138,9 +138,10 @@ def _latent_attention(config: DecoderConfig, _family: Family, _kind: LayerKind) 
     yield _vector("self_attn.kv_a_layernorm", latent)
     yield _matrix("self_attn.kv_b_proj", heads * (nope + value_dim), latent)
     yield _matrix("self_attn.o_proj", hidden, heads * value_dim)
-    # vLLM keeps W_UK and W_UV in 16 bit for decoding, beside the kv_b_proj that prefill uses (mla_attention.py).
-    absorbed = heads * (nope + value_dim)
-    yield Part(name="self_attn.absorbed", rows=absorbed, columns=latent, plain=True, duplicate=True)
+    if kind.mixer is Mixer.LATENT:
+        # vLLM keeps W_UK and W_UV in 16 bit for decoding, beside the kv_b_proj that prefill uses (mla_attention.py).
+        absorbed = heads * (nope + value_dim)
+        yield Part(name="self_attn.absorbed", rows=absorbed, columns=latent, plain=True, duplicate=True)
     if config.attention_bias:
         yield _vector("self_attn.biases", (config.q_lora_rank or 0) + latent + rope + hidden)
     if config.index_n_heads and config.index_head_dim:
@@ -213,6 +214,7 @@ _MIXERS: dict[Mixer, Callable[[DecoderConfig, Family, LayerKind], Iterator[Part]
     Mixer.SLIDING: _attention,
     Mixer.CHUNKED: _attention,
     Mixer.LATENT: _latent_attention,
+    Mixer.EXPANDED: _latent_attention,
     Mixer.DELTA_NET: _delta_net,
     Mixer.MAMBA: _mamba1,
     Mixer.MAMBA2: _mamba2,
@@ -289,7 +291,13 @@ def layer_attention(config: DecoderConfig, kind: LayerKind) -> LayerAttention:
     """What a layer of this kind keeps of a sequence."""
     if kind.mixer is Mixer.LATENT:
         size = (config.kv_lora_rank or 0) + (config.qk_rope_head_dim or 0)
+        if config.index_n_heads and config.index_head_dim:
+            size += (config.index_head_dim + 4) // 2  # the indexer's key in fp8 with a scale, counted in 16-bit numbers
         return LayerAttention(kind=AttentionKind.LATENT, kv_heads=1, head_dim=size)
+    if kind.mixer is Mixer.EXPANDED:
+        # V is padded to the size of K (vLLM's minicpm3.py)
+        heads, size = config.num_attention_heads, config.qk_head_dim
+        return LayerAttention(kind=AttentionKind.FULL, kv_heads=heads, head_dim=size)
     if kind.mixer in (Mixer.FULL, Mixer.SLIDING, Mixer.CHUNKED):
         kv_heads, head_dim = attention_size(config, kind)
         # Where V is smaller than K, the pair takes what two heads of the mean size take.

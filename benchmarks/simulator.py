@@ -1,26 +1,53 @@
-"""Speed and fidelity of the simulator: `python benchmarks/simulator.py [RESULTS.jsonl] [--node N] [--model M]`."""
+"""Speed and fidelity of the simulator, or its figures for the shipped recipes.
+
+`python benchmarks/simulator.py [RESULTS.jsonl] [--node N] [--model M]` compares with recorded loads;
+`python benchmarks/simulator.py --recipes [FOLDER]` starts every starting point of every recipe on its own node.
+"""
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
-from autotune.simulator.recorded import read_recorded, simulate
+from autotune.engine.flags import from_argv
+from autotune.errors import AutotuneError
+from autotune.node.defaults import resolve
+from autotune.node.gpus import parse_node_name
+from autotune.node.memory import estimate
+from autotune.node.model_shape import load_shape
+from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, Node, PlannedRequest
+from autotune.simulator.engine_model import Simulation
+from autotune.simulator.recorded import figures, read_recorded, simulate
+from autotune.simulator.start_checks import config_problem, memory_problem
 
-DEFAULT_ROWS = Path(__file__).parent.parent / "tests" / "data" / "h200" / "results.jsonl"
+ROOT = Path(__file__).parent.parent
+DEFAULT_ROWS = ROOT / "tests" / "data" / "h200" / "results.jsonl"
+CHAT_CLIENTS_PER_GPU = 64
 
 
 def main() -> None:
-    """Print one line per recorded load, then means over all."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print one line per recorded load and means over all, or one line per starting point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="?", default=DEFAULT_ROWS)
     parser.add_argument("--node", default="1xH200-141GB")
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct")
     parser.add_argument("--seeds", type=int, default=3, help="simulate with this many seeds and take the mean")
+    parser.add_argument("--recipes", type=Path, nargs="?", const=ROOT / "studies", help="the recipes of this folder")
     args = parser.parse_args()
+    if args.recipes is not None:
+        print_recipes(args.recipes)
+    else:
+        print_fidelity(args)
+
+
+def print_fidelity(args: argparse.Namespace) -> None:
+    """Simulated against measured figures of every recorded load."""
     heads = ("output tok/s", "TPOT p50 ms", "TTFT p50 ms", "TTFT p95 ms")
     print(f"{'server':16}{'load':8}" + "".join(f"{head:>26}" for head in heads) + f"{'seconds':>9}")
     errors = []
@@ -40,6 +67,64 @@ def main() -> None:
     size = np.abs(errors)
     print(f"{'mean size of error':24}" + "".join(f"{100 * value:24.1f} %" for value in size.mean(axis=0)))
     print(f"{'largest':24}" + "".join(f"{100 * value:24.1f} %" for value in size.max(axis=0)))
+
+
+def print_recipes(folder: Path) -> None:
+    """Every starting point: whether it starts, a lone request's TPOT, and the throughput of a chat load."""
+    print(
+        f"{'recipe':32}{'KV tokens':>10}{'lone TPOT ms':>13}{'output tok/s':>13}{'TPOT ms':>9}{'seconds':>9}  settings"
+    )
+    for path in sorted(folder.glob("r*.yaml")):
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        node = parse_node_name(recipe["default_node"])
+        try:
+            shape = load_shape(recipe["model"])
+        except AutotuneError as error:
+            print(f"{path.stem:32}{error.message}")
+            continue
+        extra = dict(from_argv([str(word) for word in recipe.get("extra_args", ())]))
+        for point in recipe["starting_points"]:
+            given = " ".join(f"{name}={value}" for name, value in point.items())
+            print(f"{path.stem:32}{_line(node, shape, {**extra, **point})}  {given}")
+
+
+def _line(node: Node, shape: ModelShape, values: Mapping[str, Any]) -> str:
+    settings = resolve(Config.of(values), node, shape)
+    problem = config_problem(node, shape, settings)
+    if problem is not None:
+        return f"refused: {problem.failure}"
+    memory = estimate(shape, node.gpus[0], settings)
+    problem = memory_problem(node, settings, memory)
+    if problem is not None:
+        return f"refused: {problem.failure} ({memory.available_kv_bytes:,} B for KV)"
+    begun = time.perf_counter()
+    lone, loaded = (
+        figures(Simulation(node, shape, settings, memory.kv_tokens).run(*_chat(clients)).records)
+        for clients in (1, CHAT_CLIENTS_PER_GPU * settings.gpus)
+    )
+    took = time.perf_counter() - begun
+    return (
+        f"{memory.kv_tokens:10,}{lone.tpot_p50_s * 1e3:13.1f}{loaded.output_tok_s:13,.0f}"
+        f"{loaded.tpot_p50_s * 1e3:9.1f}{took:9.2f}"
+    )
+
+
+def _chat(clients: int) -> tuple[LoadLevel, tuple[PlannedRequest, ...]]:
+    """Prompts of 256-768 tokens, answers of 64-192, four for each client."""
+    rng, count = np.random.default_rng(1), 4 * clients
+    requests = tuple(
+        PlannedRequest(
+            index=i,
+            prompt_tokens=int(rng.integers(256, 769)),
+            output_tokens=int(rng.integers(64, 193)),
+            content_seed=i,
+        )
+        for i in range(count)
+    )
+    level = LoadLevel(
+        name="chat", role=LevelRole.EXTRA, arrivals=Arrivals.CLOSED, requests=count, seed=1, concurrency=clients
+    )
+    return level, requests
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ class SimulatedEngine:
         on_identity: Callable[[ServerIdentity], None],
         on_milestone: Callable[[Milestone], None],
     ) -> SimulatedServer:
-        """Start in virtual time: refused where the memory model leaves too little KV cache.
+        """Start in virtual time: refused at once where vLLM refuses the settings, and where memory does not suffice
+        once the weights are loaded.
 
         Raises:
             UnknownName: the plan's model has no shape here.
@@ -90,6 +91,11 @@ class SimulatedEngine:
         await asyncio.sleep(0)
         shape = self.shape_of(plan.model)
         settings = resolve(plan.config, self.node, shape, extra=dict(self.fixed))
+        argv = shown_argv(("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args))
+        refused = config_problem(self.node, shape, settings)
+        if refused is not None:
+            self.advance(IMPORT_S / 2)  # the API server's process alone
+            raise LaunchFailed(_failure(refused, (("max_model_len", settings.max_model_len),)), None, argv)
         begun = self._now_s
         memory = estimate(shape, self.node.gpus[0], settings)
         load_s = _loaded_bytes(shape, settings, memory) / DISK_BYTES_PER_S
@@ -103,10 +109,9 @@ class SimulatedEngine:
         ):
             self.advance(seconds)
             on_milestone(Milestone(name=name, at_s=self._now_s - begun))
-        argv = shown_argv(("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args))
-        problem = config_problem(self.node, shape, settings) or memory_problem(self.node, settings, memory)
+        problem = memory_problem(self.node, settings, memory)
         if problem is not None:
-            raise LaunchFailed(_refused(problem, settings, memory), facts, argv)
+            raise LaunchFailed(_failure(problem, _memory_facts(settings, memory)), facts, argv)
         self.advance(graphs_s + READY_S)
         on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
         simulation = Simulation(self.node, shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
@@ -184,12 +189,15 @@ def _facts(
     )
 
 
-def _refused(problem: StartProblem, settings: ResolvedSettings, memory: MemoryEstimate) -> Failure:
-    facts: tuple[tuple[str, Value], ...] = (
+def _memory_facts(settings: ResolvedSettings, memory: MemoryEstimate) -> tuple[tuple[str, Value], ...]:
+    return (
         ("available_kv_bytes", memory.available_kv_bytes),
         ("needed_kv_bytes", memory.needed_kv_bytes),
         ("max_model_len", settings.max_model_len),
     )
+
+
+def _failure(problem: StartProblem, facts: tuple[tuple[str, Value], ...]) -> Failure:
     message = " ".join(problem.message.split())
     return Failure(
         kind=problem.failure,

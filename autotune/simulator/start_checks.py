@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.node.defaults import ResolvedSettings
+from autotune.node.kv_capacity import kv_value_bytes
 from autotune.node.memory import MemoryEstimate
 from autotune.records import AttentionKind, FailureClass, Gpu, ModelShape, Node
 from autotune.simulator.graph_sizes import captured_sizes
@@ -67,6 +68,7 @@ def config_problem(node: Node, shape: ModelShape, settings: ResolvedSettings) ->
         _scheduling(s),
         _stages(shape, s),
         _kv_heads(shape, s),
+        _kv_dtype(shape, s),
     ):
         if problem is not None:
             return problem
@@ -324,6 +326,17 @@ def _kv_heads(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
     return StartProblem(
         failure=FailureClass.INDIVISIBLE, exception="AssertionError", message=f"assert {failed}", in_engine=True
     )
+
+
+def _kv_dtype(shape: ModelShape, s: ResolvedSettings) -> StartProblem | None:
+    try:
+        kv_value_bytes(shape, s)
+    except ValueError as error:
+        # Real servers know more dtypes than the memory model; the text is ours.
+        return StartProblem(
+            failure=FailureClass.INVALID_COMBINATION, exception="ValueError", message=str(error), in_engine=True
+        )
+    return None
 
 
 def _validation(model: str, text: str, failure: FailureClass = FailureClass.INVALID_COMBINATION) -> StartProblem:

@@ -71,3 +71,10 @@ async def test_expert_parallel_of_a_dense_model_is_refused(tmp_path: Path) -> No
     with pytest.raises(LaunchFailed) as refused:
         await launched(engine, plan(tmp_path, "m", enable_expert_parallel=True))
     assert refused.value.failure.kind is FailureClass.INVALID_COMBINATION
+
+
+async def test_a_kv_dtype_that_cannot_be_simulated_is_a_failed_launch_that_took_no_loading(tmp_path: Path) -> None:
+    engine = SimulatedEngine(node=NODE, shape=PLAIN, seed=0)
+    with pytest.raises(LaunchFailed, match="size of KV dtype 'nvfp4' is not known"):
+        await launched(engine, plan(tmp_path, "m", kv_cache_dtype="nvfp4"))
+    assert 0 < engine.now() < 30

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from autotune.records import Config, Value
 from autotune.search.space import Parameter, SearchSpace
 
-Verdict = Callable[[dict[str, Value]], str | None]
-"""From the values of some parameters (inactive ones missing) to the reason of a refusal, or None."""
+Verdict = Callable[[dict[str, Value]], tuple[int, str] | None]
+"""From the values of some parameters (inactive ones missing) to the first rule of the question that refuses, by its
+place in it, and the reason; None when none refuses."""
 
 MAX_CELLS = 4_000_000
 """Combinations, inactive parameters counted as often as they are multiplied, that are held in one array."""
@@ -27,14 +28,14 @@ _MAX_AXES = 60  # numpy has at most 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One rule as the funnel asks it.
+    """Rules that read the same parameters, as the funnel asks them.
 
     Attributes:
+        rules: name and row of each, in order.
         reads: names of the parameters that the verdict may depend on.
     """
 
-    name: str
-    row: str
+    rules: tuple[tuple[str, str], ...]
     reads: frozenset[str]
     verdict: Verdict
 
@@ -55,7 +56,7 @@ class Funnel:
 
     Attributes:
         size: configs of the space.
-        counts: one per question, in order.
+        counts: one per rule of the questions, in order.
         reasons: how many configs each reason refused, most first; a config counts for the first rule it breaks.
     """
 
@@ -105,30 +106,31 @@ def ask_all(space: SearchSpace, questions: Sequence[Question]) -> Funnel:
     reasons: dict[str, int] = {}
     for question in questions:
         axes = _with_parents(space, question.reads)
-        refused = 0
-        for reason, cells in _asked(space, question, axes, left).items():
+        refused = [0] * len(question.rules)
+        for (rule, reason), cells in _asked(space, question, axes, left).items():
             where = left & _as_mask(space, axes, cells)
             number = int(np.count_nonzero(where))
-            refused += number
+            refused[rule] += number
             reasons[reason] = reasons.get(reason, 0) + number
             left &= ~where
-        before = counts[-1].left if counts else size
-        counts.append(RuleCount(name=question.name, row=question.row, refused=refused, left=before - refused))
+        for (name, row), number in zip(question.rules, refused, strict=True):
+            before = counts[-1].left if counts else size
+            counts.append(RuleCount(name=name, row=row, refused=number, left=before - number))
     ordered = sorted(reasons.items(), key=lambda item: -item[1])
     return Funnel(size=size, counts=tuple(counts), reasons=tuple(ordered), left=left, space=space)
 
 
 def _asked(
     space: SearchSpace, question: Question, axes: Sequence[int], left: NDArray[np.bool_]
-) -> dict[str, list[tuple[int, ...]]]:
-    """Refused combinations of what the question reads, by reason, as indices along `axes`."""
+) -> dict[tuple[int, str], list[tuple[int, ...]]]:
+    """Refused combinations of what the question reads, by rule and reason, as indices along `axes`."""
     others = tuple(axis for axis in range(left.ndim) if axis not in axes)
     alive = np.argwhere(left.any(axis=others) if others else left)
-    found: dict[str, list[tuple[int, ...]]] = {}
+    found: dict[tuple[int, str], list[tuple[int, ...]]] = {}
     for cell in alive.tolist():
-        reason = question.verdict(_values(space, axes, cell))
-        if reason is not None:
-            found.setdefault(reason, []).append(tuple(cell))
+        verdict = question.verdict(_values(space, axes, cell))
+        if verdict is not None:
+            found.setdefault(verdict, []).append(tuple(cell))
     return found
 
 
@@ -136,7 +138,7 @@ def _values(space: SearchSpace, axes: Sequence[int], cell: Sequence[int]) -> dic
     values: dict[str, Value] = {}
     for axis, index in zip(axes, cell, strict=True):
         parameter = space.parameters[axis]
-        if space.is_active(parameter, values):
+        if not parameter.conditional or space.is_active(parameter, values):
             values[parameter.name] = parameter.choices[index]
     return values
 

@@ -97,7 +97,7 @@ def generate_space(
     )
     found = _Layouts.of(need)
     need = replace(need, context=found.context, layouts=found.plans, tightest=found.tightest)
-    omitted: list[Omission] = list(found.omitted)
+    omitted: list[Omission] = [*found.omitted, *found.omissions(need)]
     parameters = [*found.parameters(), *_kept(core_parameters(need), need, omitted)]
     parameters, count = _bounded(parameters, found, need, omitted)
     for secondary in secondary_parameters(need):
@@ -163,6 +163,22 @@ class _Layouts:
                 why = f"layout first: {first.label} ({first.why})" if name == _LAYOUT_FLAGS[0] else _LAYOUT_WHY[name]
                 chosen.append(Parameter(name=name, choices=values, why=why))
         return chosen
+
+    def omissions(self, need: Need) -> list[Omission]:
+        """Why a flag of the layout is not searched: it has one value in every layout that is worth trying."""
+        told: list[Omission] = []
+        for name in _LAYOUT_FLAGS:
+            values = {plan.flags[name] for plan in self.plans}
+            if len(values) > 1:
+                continue
+            if need.node.gpu_count < 2:
+                why = "one GPU is visible" if need.node.gpus else "no GPU is visible"
+            elif name == _LAYOUT_FLAGS[-1] and not any(values):
+                why = "G4: the model has no experts, or they cannot be dealt out here"
+            else:
+                why = f"{', '.join(map(str, values))} in every layout that is worth trying here"
+            told.append(Omission(name=name, why=why))
+        return told
 
     def forced(self) -> tuple[tuple[str, Value], ...]:
         """Sizes that every layout shares and that are not vLLM's default: part of every launch."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 from autotune.errors import InvalidOption, NoFeasibleConfig
 from autotune.node.defaults import resolve
@@ -189,12 +190,11 @@ def judge_space(space: SearchSpace, node: Node, shape: ModelShape | None, contex
     asked = list(_flag_questions(names, node, shape, context))
     rules = [
         Question(
-            name=rule.name,
-            row=rule.row,
-            reads=rule.reads,
-            verdict=partial(_verdict, rule=rule, node=node, shape=shape, context=context),
+            rules=tuple((rule.name, rule.row) for rule in alike),
+            reads=alike[0].reads,
+            verdict=partial(_verdict, rules=alike, node=node, shape=shape, context=context),
         )
-        for rule in RULES
+        for alike in (tuple(group) for _, group in groupby(RULES, key=lambda rule: rule.reads))
     ]
     judged = ask_all(space, [*asked, *rules])
     counts, flags = judged.counts, len(names)
@@ -215,38 +215,40 @@ def _flag_questions(
     readable = partial(_value_reason, node=node, shape=shape, context=context)
     for name in names:
         verdict = partial(_flag_reason, name=name, context=context)
-        yield Question(name=_KNOWN_FLAGS, row="flags", reads=frozenset({name}), verdict=verdict)
+        yield Question(rules=((_KNOWN_FLAGS, "flags"),), reads=frozenset({name}), verdict=verdict)
     for name in names:
-        yield Question(name=_FLAG_VALUES, row="flags", reads=frozenset({name}), verdict=partial(readable, name=name))
+        yield Question(rules=((_FLAG_VALUES, "flags"),), reads=frozenset({name}), verdict=partial(readable, name=name))
 
 
-def _flag_reason(values: dict[str, Value], *, name: str, context: RuleContext) -> str | None:
+def _flag_reason(values: dict[str, Value], *, name: str, context: RuleContext) -> tuple[int, str] | None:
     found = _unknown_flag(name, _merged(Config.of(values), context), context)
-    return None if found is None else found.reason
+    return None if found is None else (0, found.reason)
 
 
 def _value_reason(
     values: dict[str, Value], *, name: str, node: Node, shape: ModelShape | None, context: RuleContext
-) -> str | None:
+) -> tuple[int, str] | None:
     value = _merged(Config.of(values), context).get(name)
     try:
         resolve(Config.of({name: value}), node, shape or _UNKNOWN_SHAPE, context.vllm_version)
     except InvalidOption:
-        return _BAD_VALUE
+        return 0, _BAD_VALUE
     return None
 
 
 def _verdict(
-    values: dict[str, Value], *, rule: Rule, node: Node, shape: ModelShape | None, context: RuleContext
-) -> str | None:
+    values: dict[str, Value], *, rules: Sequence[Rule], node: Node, shape: ModelShape | None, context: RuleContext
+) -> tuple[int, str] | None:
     try:
         case = _case(_merged(Config.of(values), context), node, shape, context)
     except InvalidOption:
-        return _BAD_VALUE
-    if not _is_asked(rule, case):
-        return None
-    found = next(iter(rule.judge(case)), None)
-    return None if found is None else found.reason
+        return 0, _BAD_VALUE
+    for place, rule in enumerate(rules):
+        if _is_asked(rule, case):
+            found = next(iter(rule.judge(case)), None)
+            if found is not None:
+                return place, found.reason
+    return None
 
 
 def _broken(case: Case) -> Iterator[Violation]:

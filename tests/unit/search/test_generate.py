@@ -224,6 +224,8 @@ def test_no_gpu_one_gpu_unknown_shape_and_what_fits_nowhere() -> None:
     assert cpu.layouts == ()
     one = made("1xH100-80GB", LLAMA_8B)
     assert choices(one, "tensor-parallel-size") is None
+    assert omitted(one, "tensor-parallel-size") == "one GPU is visible"
+    assert "no experts" in omitted(made("4xH100-80GB", LLAMA_8B), "enable-expert-parallel")
     assert [plan.label for plan in one.layouts] == ["TP 1 x PP 1 x DP 1"]
     unknown = made("4xH100-80GB", None)
     assert choices(unknown, "tensor-parallel-size") == (1, 2, 4)

@@ -27,14 +27,23 @@ class FittedPrompts:
 
     Args:
         count: tokens of a text, nothing added.
+        opener: first word of every prompt. How many tokens it is hangs on the template before it, so the overhead must
+            have been found with the same.
         overhead_tokens: what the server adds to every prompt.
     """
 
     def __init__(
-        self, count: Callable[[str], int], words: Sequence[str], *, overhead_tokens: int = 0, study_salt: int = 0
+        self,
+        count: Callable[[str], int],
+        words: Sequence[str],
+        *,
+        opener: str,
+        overhead_tokens: int = 0,
+        study_salt: int = 0,
     ) -> None:
         self._count = count
         self._words = tuple(words)
+        self._opener = opener
         self._overhead = overhead_tokens
         self._salt = study_salt
         # Tokens of words add up, or nearly so: most prompts are right at the first count.
@@ -45,8 +54,8 @@ class FittedPrompts:
     def __call__(self, request: PlannedRequest) -> str:
         """Its text; a shared span's depends on content, length and the study's salt alone."""
         whole = max(1, request.prompt_tokens - self._overhead)
-        before: list[str] = []
-        left = whole - 1
+        before = [self._opener]
+        left = whole - self._count(self._opener) - 1
         for span in request.shared:
             if (tokens := min(left, span.tokens)) > 0:
                 before.append(self._span(span.content, tokens))

@@ -171,7 +171,7 @@ async def _by_tokenizer(
     if pool is not None:
         whole = WordPool(words=pool.words, openers=pool.openers, overhead_tokens=overhead)
         return _exact(source, partial(render_pooled, pool=whole, study_salt=source.study_salt))
-    fitted = FittedPrompts(tokenizer.count, words, overhead_tokens=overhead, study_salt=source.study_salt)
+    fitted = FittedPrompts(tokenizer.count, words, opener=first, overhead_tokens=overhead, study_salt=source.study_salt)
     return _exact(source, fitted)
 
 

@@ -35,7 +35,7 @@ def request(tokens: int, seed: int, shared: tuple[SharedSpan, ...] = ()) -> Plan
 
 @pytest.mark.parametrize("count", COUNTERS)
 def test_within_one_percent(count: Callable[[str], int]) -> None:
-    prompts = FittedPrompts(count, COMMON_WORDS, overhead_tokens=7)
+    prompts = FittedPrompts(count, COMMON_WORDS, opener="the", overhead_tokens=7)
     asked = [100 + 37 * seed for seed in range(40)]
     shared = (SharedSpan(content=2, tokens=60), SharedSpan(content=-5, tokens=15))
     got = [count(prompts(request(n, n, shared if n % 2 else ()))) + 7 for n in asked]
@@ -43,17 +43,24 @@ def test_within_one_percent(count: Callable[[str], int]) -> None:
     assert abs(sum(got) / sum(asked) - 1) < 0.001
 
 
+def test_the_first_word_is_the_one_that_the_overhead_was_found_with() -> None:
+    """A template that merges with the first word makes the overhead hang on it."""
+    prompts = FittedPrompts(by_words, COMMON_WORDS, opener="about", overhead_tokens=7)
+    span = (SharedSpan(content=2, tokens=20),)
+    assert {prompts(request(n, n, shared)).split()[0] for n in (60, 300) for shared in ((), span)} == {"about"}
+
+
 @pytest.mark.parametrize("count", COUNTERS)
 def test_short_prompts_are_never_empty(count: Callable[[str], int]) -> None:
-    prompts = FittedPrompts(count, COMMON_WORDS, overhead_tokens=7)
+    prompts = FittedPrompts(count, COMMON_WORDS, opener="the", overhead_tokens=7)
     assert all(prompts(request(n, n)) for n in range(1, 12))
 
 
 def test_spans_are_equal_text_and_others_are_not() -> None:
-    prompts = FittedPrompts(by_words, COMMON_WORDS, study_salt=3)
+    prompts = FittedPrompts(by_words, COMMON_WORDS, opener="the", study_salt=3)
     span = (SharedSpan(content=9, tokens=50),)
     one, two = prompts(request(120, 1, span)), prompts(request(140, 2, span))
-    other = FittedPrompts(by_words, COMMON_WORDS, study_salt=4)(request(120, 1, span))
+    other = FittedPrompts(by_words, COMMON_WORDS, opener="the", study_salt=4)(request(120, 1, span))
     opening = next(at for at, pair in enumerate(zip(one, two, strict=False)) if len(set(pair)) > 1)
     assert by_words(one[:opening]) >= 49
     assert one[:60] != other[:60]

@@ -82,13 +82,9 @@ class SlowScheduler:
         for index in range(request.computed // self.size):
             block = request.blocks[index]
             key = self.key_at(request, index)
-            if (
-                self.caching
-                and block.key is None
-                and self.cached(key) is None
-                and not self.was_published(request, index)
-            ):
-                block.key = key
+            # Asked first: an offer that meets a cached twin is used up as well.
+            if not self.was_published(request, index) and self.caching and block.key is None:
+                block.key = key if self.cached(key) is None else None
 
     def was_published(self, request: SlowRequest, index: int) -> bool:
         # A block is offered once, when it gets full; a duplicate then stays without a key for good.

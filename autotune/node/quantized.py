@@ -143,7 +143,7 @@ def read_quantization(raw: object, *, file: str, key: str = "quantization_config
     reader = _READERS.get(method)
     if reader is not None:
         return reader(section)
-    bits = section.integer("bits") or section.integer("w_bit")
+    bits = section.bits("bits") or section.bits("w_bit")
     if bits is None:
         raise UnknownQuantization(method)
     scheme = _grouped(section, bits, zero_bits=bits)
@@ -166,6 +166,7 @@ class _Section:
         return value
 
     def bits(self, name: str, default: int | None = None) -> int | None:
+        """Like `integer`, for a number of bits that weights come in."""
         value = self.integer(name)
         if value is not None and value not in _ALLOWED_BITS:
             raise InvalidFile(

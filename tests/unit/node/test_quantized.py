@@ -191,6 +191,7 @@ def test_the_kv_dtype_that_auto_means(quantization: dict[str, Any], expected: st
         ("awq", "quantization_config"),
         ({"quant_method": 7}, "quantization_config.quant_method"),
         ({"quant_method": "awq", "bits": 0}, "quantization_config.bits"),
+        ({"quant_method": "never-heard-of", "bits": -1}, "quantization_config.bits"),
         ({"quant_method": "gptq", "bits": 7}, "quantization_config.bits"),
         ({"quant_method": "gptq", "bits": True}, "quantization_config.bits"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "quantization_config.group_size"),

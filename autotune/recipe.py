@@ -20,6 +20,10 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Study names become folder names and Optuna study names."""
 
 
+AUTO_SPACE, WIDE_SPACE = "auto", "auto-wide"
+"""Spaces that are made for the node, the model and the workload; the wide one is not held to a few thousand configs."""
+
+
 class EngineChoice(StrEnum):
     """`auto` takes real servers where there is a GPU, the simulation where there is none."""
 
@@ -49,12 +53,31 @@ class LoadChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestNumbers:
+    """A workload straight from four numbers of real traffic (G40): lengths in tokens, requests at once per GPU.
+
+    Attributes:
+        prompt_p95: None for the mean, i.e. prompts of one length.
+        concurrency: where the baseline's ramp ends at the latest; None for the workload's default.
+    """
+
+    prompt_mean: float
+    output_mean: float
+    prompt_p95: float | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One study as asked for; `planning.py` turns it into a plan for a node.
 
     Attributes:
         gpus: physical indices to use (`--gpus 0,1`); None for all visible ones.
         node: a named node to simulate; None for this machine.
+        default_node: the node to simulate where this machine has no GPU; a recipe names the one it was written for.
+        checkpoints: quantised checkpoints of the same model that a generated space compares.
+        numbers: the workload from four numbers, instead of `workload`.
+        min_model_len: no config may admit fewer tokens per request than this.
         trials: counted trials, the baseline included.
         repeats: how often the baseline and the pick are launched again at the end, to see drift and noise.
         start_deadline_s: a server that is not ready by then is stopped.
@@ -67,9 +90,13 @@ class Recipe:
     name: str
     model: str
     workload: str = "chat"
-    space: str = "default"
+    numbers: RequestNumbers | None = None
+    space: str = AUTO_SPACE
+    checkpoints: tuple[str, ...] = ()
     engine: EngineChoice = EngineChoice.AUTO
     node: str | None = None
+    default_node: str | None = None
+    min_model_len: int | None = None
     gpus: tuple[int, ...] | None = None
     vllm_command: str | None = None
     extra_args: tuple[str, ...] = ()
@@ -97,6 +124,18 @@ class _LoadFile(BaseModel):
     requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
 
 
+_Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+_MeanTokens = Annotated[float, Field(ge=1, le=10_000_000)]
+
+
+class _NumbersFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    prompt_mean: _MeanTokens
+    output_mean: _MeanTokens
+    prompt_p95: _MeanTokens | None = None
+    concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] | None = None
+
+
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
 
@@ -108,9 +147,13 @@ class _StudyFile(BaseModel):
     name: str | None = None
     model: str | None = None
     workload: str | None = None
+    numbers: _NumbersFile | None = None
     space: str | None = None
+    checkpoints: list[str] | None = None
     engine: Annotated[EngineChoice, Field(strict=False)] | None = None
     node: str | None = None
+    default_node: str | None = None
+    min_model_len: _Tokens | None = None
     gpus: list[Annotated[int, Field(ge=0)]] | None = None
     vllm_command: str | None = None
     extra_args: list[str] | None = None
@@ -147,8 +190,9 @@ def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        nested = first["loc"][0] == "load" and len(first["loc"]) > 1
-        fields = _LoadFile.model_fields if nested else _StudyFile.model_fields
+        inner: dict[str, type[BaseModel]] = {"load": _LoadFile, "numbers": _NumbersFile}
+        found = inner.get(str(first["loc"][0]), _StudyFile) if len(first["loc"]) > 1 else _StudyFile
+        fields = found.model_fields
         return InvalidFile(str(path), key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
     return InvalidFile(str(path), key, first.get("input"), first["msg"])
 
@@ -157,11 +201,15 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
     values: dict[str, Any] = {
         key: getattr(parsed, key)
         for key in _StudyFile.model_fields
-        if key not in {"description", "load", "gpus", "extra_args", "starting_points"}
+        if key not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points"}
         and getattr(parsed, key) is not None
     }
     if parsed.load is not None:
         values["load"] = LoadChoice(**parsed.load.model_dump())
+    if parsed.numbers is not None:
+        values["numbers"] = RequestNumbers(**parsed.numbers.model_dump())
+    if parsed.checkpoints is not None:
+        values["checkpoints"] = tuple(parsed.checkpoints)
     if parsed.gpus is not None:
         values["gpus"] = tuple(parsed.gpus)
     if parsed.extra_args is not None:
@@ -180,10 +228,13 @@ def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) 
     values = {**from_file, **{key: value for key, value in from_command_line.items() if value is not None}}
     if "load" in from_file and isinstance(from_command_line.get("load"), LoadChoice):
         values["load"] = _overlay(from_file["load"], from_command_line["load"])
+    if from_command_line.get("workload") is not None and "numbers" in from_file:
+        values["numbers"] = None  # the command line named another workload
     if not values.get("model"):
         raise InvalidOption("--model", "", "a folder with config.json, or a model name such as meta-llama/Llama-3.1-8B")
     if "name" not in values:
-        values["name"] = default_name(values["model"], values.get("workload", "chat"), values.get("node"))
+        workload = "numbers" if values.get("numbers") else values.get("workload", "chat")
+        values["name"] = default_name(values["model"], workload, values.get("node"))
     if not NAME_PATTERN.fullmatch(values["name"]):
         raise InvalidOption(
             "--name", values["name"], "1-64 letters, digits, '.', '_' and '-', not starting with a sign"
@@ -217,6 +268,18 @@ def parse_gpus(text: str) -> tuple[int, ...]:
     if not all(part.isascii() and part.isdigit() for part in parts) or len(set(parts)) != len(parts):
         raise InvalidOption("--gpus", text, "different GPU indices separated by commas, such as 0,1")
     return tuple(int(part) for part in parts)
+
+
+def parse_names(text: str, option: str) -> tuple[str, ...]:
+    """`a,b` as names.
+
+    Raises:
+        InvalidOption: an empty name, or one that is there twice.
+    """
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) != len(names):
+        raise InvalidOption(option, text, "different names separated by commas")
+    return names
 
 
 def parse_trials(text: str) -> tuple[int, bool]:

@@ -19,6 +19,7 @@ from autotune.engine.process_server import LoadSettings
 from autotune.engine.reaping import reap
 from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
+from autotune.load.tokenizing import find_tokenizer
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
 from autotune.records import ClockKind, EngineKind
@@ -174,7 +175,13 @@ def make_engine(
     """The plan's engine, its clock, and how to wait on that clock."""
     if plan.engine is EngineKind.SIMULATED:
         assert plan.shape is not None  # planning refuses a simulation without a shape
-        simulated = SimulatedEngine(node=plan.node, shape=plan.shape, seed=plan.recipe.seed, fixed=plan.extra)
+        simulated = SimulatedEngine(
+            node=plan.node,
+            shape=plan.shape,
+            shapes=dict(plan.checkpoints),
+            seed=plan.recipe.seed,
+            fixed=plan.extra,
+        )
 
         async def wait(seconds: float) -> None:
             simulated.advance(seconds)
@@ -183,7 +190,14 @@ def make_engine(
     assert plan.command is not None  # planning always finds one for real servers
     settings = ProcessSettings(
         command=plan.command,
-        load=LoadSettings(api=plan.workload.api, study_salt=plan.recipe.seed, api_key_env="VLLM_API_KEY"),
+        load=LoadSettings(
+            api=plan.workload.api,
+            study_salt=plan.recipe.seed,
+            api_key_env="VLLM_API_KEY",
+            tokenizer=find_tokenizer(plan.recipe.model).tokenizer,
+            vocab_size=plan.shape.vocab_size if plan.shape else None,
+            texts=plan.workload.texts,
+        ),
         accepted=plan.accepted,
     )
     process = ProcessEngine(settings, guard=GpuGuard(probe if plan.node.gpus else None))

@@ -241,7 +241,7 @@ class StudyRun:
         order = TrialOrder(
             number=trial.number,
             launch=LaunchPlan(
-                model=recipe.model,
+                model=self.plan.model_of(trial.config),
                 config=trial.config,
                 gpu_indices=self.plan.lease(trial.gpus),
                 extra_args=recipe.extra_args,

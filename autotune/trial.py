@@ -18,11 +18,11 @@ from autotune.engine.base import (
     ServerIdentity,
 )
 from autotune.load.measure import is_valid, summarise
-from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_point
+from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_per_slot, ramp_point
 from autotune.load.ramp import load_plan as plan_load
 from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
-from autotune.load.requests import plan_requests
+from autotune.load.requests import plan_caveats, plan_requests
 from autotune.load.workloads import Workload
 from autotune.records import (
     INFEASIBLE_CLASSES,
@@ -274,13 +274,17 @@ class _Session:
             await self._warm_up(order.workload.start_concurrency * order.gpus)
             self._timeline.enter(Phase.MEASURING)
             self.load = _fixed_over(await self._find_load(), order.fixed_load, order.workload)
-            _, *levels = plan_levels(self.load, order.gpus, seed=self._seed(_LEVELS))
+            _, *levels = self._levels(self.load)
         else:
-            warmup, *levels = plan_levels(order.load, order.gpus, seed=self._seed(_LEVELS))
+            warmup, *levels = self._levels(order.load)
             await self._warm_up(warmup.concurrency or 1, warmup.requests)
             self._timeline.enter(Phase.MEASURING)
         for level in levels:
             await self._drive(level)
+
+    def _levels(self, load: LoadPlan) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
+        order = self._order
+        return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
 
     async def _warm_up(self, concurrency: int, requests: int | None = None) -> None:
         """At least as many requests as run at once; what they show is thrown away."""
@@ -306,7 +310,13 @@ class _Session:
                 points, limit, start=order.workload.start_concurrency, gpus=order.gpus, longest_s=longest_s
             )
         ) is not None:
-            level = ramp_level(concurrency, points, seed=self._seed(_RAMP + concurrency), longest_s=longest_s)
+            level = ramp_level(
+                concurrency,
+                points,
+                seed=self._seed(_RAMP + concurrency),
+                longest_s=longest_s,
+                per_slot=ramp_per_slot(order.workload),
+            )
             point = ramp_point(await self._drive(level))
             if point is None:
                 break
@@ -341,7 +351,8 @@ class _Session:
             driven.server,
             shared_tokens_per_request=order.workload.shared_tokens_per_request,
         )
-        return driven, replace(measurement, energy_j=driven.energy_j)
+        doubts = (*measurement.caveats, *plan_caveats(order.workload, level))
+        return driven, replace(measurement, energy_j=driven.energy_j, caveats=doubts)
 
     def _seed(self, purpose: int) -> int:
         """Of a level: its own for every purpose of a study; trials differ by their salt."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autotune.cli import asked
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir
 from autotune.cli.surroundings import places_of
 
@@ -30,37 +31,27 @@ def register(app: typer.Typer) -> None:
 
 
 def study(
-    server_args: Annotated[
-        list[str] | None,
-        typer.Argument(help="After `--`: flags passed to every server as they are, e.g. -- --trust-remote-code."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A folder with config.json, or a model name.")] = None,
-    workload: Annotated[str | None, typer.Option(help="A shipped workload (chat, rag, ...) or a YAML file.")] = None,
-    space: Annotated[str | None, typer.Option(help="A shipped search space (default, ...) or a YAML file.")] = None,
-    file: Annotated[
-        str | None, typer.Option("--file", help="A study file, by path or by the name of a shipped one.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the study; the same name goes on where it stopped.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="auto (real servers where there is a GPU), process, or simulated.")
-    ] = None,
-    node: Annotated[str | None, typer.Option(help="Node to simulate, e.g. 4xA100-80GB-NVLink.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Physical GPUs to use, e.g. 0,1.")] = None,
-    vllm_command: Annotated[
-        str | None,
-        typer.Option(help="The server command, e.g. '/opt/vllm/bin/vllm serve'. Environment: AUTOTUNE_VLLM_COMMAND."),
-    ] = None,
-    trials: Annotated[
-        str | None, typer.Option(help="Trials to reach, the baseline included; +N adds N to those there are.")
-    ] = None,
-    repeats: Annotated[
-        int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
-    ] = None,
-    sampler: Annotated[str | None, typer.Option(help="tpe, nsga2, random, qmc, grid or gp.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")] = None,
-    load: Annotated[
-        str | None, typer.Option(help="auto, or concurrency=N,rate=R,requests=N per GPU used (any subset).")
-    ] = None,
+    server_args: asked.ServerArgs = None,
+    model: asked.Model = None,
+    workload: asked.WorkloadName = None,
+    prompt_mean: asked.PromptMean = None,
+    prompt_p95: asked.PromptP95 = None,
+    output_mean: asked.OutputMean = None,
+    concurrency: asked.Concurrency = None,
+    space: asked.Space = None,
+    checkpoints: asked.Checkpoints = None,
+    min_model_len: asked.MinModelLen = None,
+    file: asked.File = None,
+    name: asked.Name = None,
+    engine: asked.EngineName = None,
+    node: asked.NodeName = None,
+    gpus: asked.Gpus = None,
+    vllm_command: asked.VllmCommandText = None,
+    trials: asked.Trials = None,
+    repeats: asked.Repeats = None,
+    sampler: asked.Sampler = None,
+    seed: asked.Seed = None,
+    load: asked.Load = None,
     slo: SloText = None,
     pick: Annotated[
         str | None,
@@ -76,80 +67,33 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
-    count, more = _trials(trials)
-    arguments = {
-        "model": model,
-        "workload": workload,
-        "space": space,
-        "name": name,
-        "engine": _engine(engine),
-        "node": node,
-        "gpus": _gpus(gpus),
-        "trials": None if more else count,
-        "repeats": repeats,
-        "sampler": sampler,
-        "seed": seed,
-        "load": _load(load),
-        "slo": slo,
-        "start_deadline_s": start_deadline,
-        "level_deadline_s": level_deadline,
-        "extra_args": tuple(server_args) if server_args else None,
-    }
-    plan = _plan(file, arguments, pick, vllm_command, Path(studies_dir))
+    count, more = asked.trials_of(trials)
+    arguments = asked.arguments(
+        model=model,
+        workload=workload,
+        numbers=asked.numbers_of(prompt_mean, prompt_p95, output_mean, concurrency),
+        space=space,
+        checkpoints=checkpoints,
+        min_model_len=min_model_len,
+        name=name,
+        engine=engine,
+        node=node,
+        gpus=gpus,
+        trials=None if more else count,
+        repeats=repeats,
+        sampler=sampler,
+        seed=seed,
+        load=load,
+        slo=slo,
+        start_deadline_s=start_deadline,
+        level_deadline_s=level_deadline,
+        server_args=server_args,
+    )
+    plan = asked.plan_of(file, arguments, pick, vllm_command, Path(studies_dir))
     # Only now what runs studies is imported: whoever mistyped need not wait for it.
     from autotune.session import Target
 
     _run(plan, places_of(studies_dir, storage), Target(trials=count, more=more), as_json=as_json)
-
-
-def _engine(text: str | None) -> object:
-    from autotune.errors import InvalidOption
-    from autotune.recipe import EngineChoice
-
-    if text is None:
-        return None
-    try:
-        return EngineChoice(text)
-    except ValueError:
-        raise InvalidOption("--engine", text, ", ".join(EngineChoice)) from None
-
-
-def _gpus(text: str | None) -> object:
-    from autotune.recipe import parse_gpus
-
-    return None if text is None else parse_gpus(text)
-
-
-def _load(text: str | None) -> object:
-    from autotune.recipe import parse_load
-
-    return None if text is None else parse_load(text)
-
-
-def _trials(text: str | None) -> tuple[int | None, bool]:
-    from autotune.recipe import parse_trials
-
-    return (None, False) if text is None else parse_trials(text)
-
-
-def _plan(
-    file: str | None, arguments: dict[str, Any], pick: str | None, vllm_command: str | None, studies_dir: Path
-) -> StudyPlan:
-    from autotune.cli.surroundings import surroundings
-    from autotune.errors import InvalidOption
-    from autotune.planning import make_plan
-    from autotune.recipe import compose, find_study_file, read_study_file, shipped_studies
-    from autotune.records import PickRule
-
-    from_file: dict[str, Any] = {}
-    if file is not None:
-        found = find_study_file(file, (studies_dir, shipped_studies()))
-        from_file = {"name": found.stem, **read_study_file(found)}
-    try:
-        rule = None if pick is None else PickRule(pick)
-    except ValueError:
-        raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
-    return make_plan(compose(from_file, arguments), surroundings(), pick_rule=rule, vllm_command=vllm_command)
 
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ BUSY_TIMEOUT_NAME = "AUTOTUNE_BUSY_TIMEOUT_S"
 
 def surroundings() -> Surroundings:
     """This process's own environment, driver and file system."""
+    from autotune.node.machine import count_numa_nodes
     from autotune.node.probe import open_probe
     from autotune.planning import Surroundings
 
@@ -28,6 +29,7 @@ def surroundings() -> Surroundings:
         shm_bytes=_shm_bytes(),
         has_kfd=has_kfd(),
         cache_dir=cache_dir(environ),
+        numa_nodes=count_numa_nodes(),
     )
 
 

@@ -33,6 +33,7 @@ MIN_GAIN = 0.05
 HEAD_ROOM = 2
 RATE_SHARE = 0.85
 MIN_RAMP_REQUESTS = 24
+RAMP_PER_SLOT = 4
 MIN_TTFT_REQUESTS = 40
 LONGEST_S = 300.0
 """Half of the default deadline of a level, so that configs of half the baseline's speed still end in time."""
@@ -94,10 +95,15 @@ def next_concurrency(
 
 
 def ramp_level(
-    concurrency: int, points: Sequence[RampPoint] = (), *, seed: int, longest_s: float = LONGEST_S
+    concurrency: int,
+    points: Sequence[RampPoint] = (),
+    *,
+    seed: int,
+    longest_s: float = LONGEST_S,
+    per_slot: int = RAMP_PER_SLOT,
 ) -> LoadLevel:
-    """A closed loop that shows the throughput at `concurrency`: four requests per slot, at least 24; less if slow."""
-    requests = max(MIN_RAMP_REQUESTS, 4 * concurrency)
+    """A closed loop that shows the throughput at `concurrency`: `per_slot` requests each, at least 24; less if slow."""
+    requests = max(MIN_RAMP_REQUESTS, per_slot * concurrency)
     if points:
         served = math.floor(longest_s * max(point.request_rps for point in points))
         requests = max(2 * concurrency, min(requests, served))
@@ -147,8 +153,19 @@ def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int, *, lon
     )
 
 
-def plan_levels(plan: LoadPlan, gpus: int, *, seed: int) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
-    """Warm-up, throughput and TTFT levels of a config that uses `gpus` GPUs, busiest first."""
+def ramp_per_slot(workload: Workload) -> int:
+    """Requests per slot of a ramp step. Conversations need more: the first turn of each finds nothing in the cache."""
+    return RAMP_PER_SLOT if workload.turns is None else max(RAMP_PER_SLOT, workload.requests.per_slot)
+
+
+def plan_levels(
+    plan: LoadPlan, gpus: int, *, seed: int, open_arrivals: Arrivals = Arrivals.POISSON
+) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
+    """Warm-up, throughput and TTFT levels of a config that uses `gpus` GPUs, busiest first.
+
+    Args:
+        open_arrivals: of the TTFT level; a trace with times replays its own (`Workload.open_arrivals`).
+    """
     concurrency, rate = plan.concurrency_per_gpu * gpus, plan.rate_rps_per_gpu * gpus
     return (
         LoadLevel(
@@ -170,7 +187,7 @@ def plan_levels(plan: LoadPlan, gpus: int, *, seed: int) -> tuple[LoadLevel, Loa
         LoadLevel(
             name="ttft",
             role=LevelRole.TTFT,
-            arrivals=Arrivals.POISSON,
+            arrivals=open_arrivals,
             requests=plan.ttft_requests_per_gpu * gpus,
             seed=seed + 2,
             rate_rps=rate,

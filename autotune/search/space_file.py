@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, ValidationError
+from pydantic.config import JsonDict
 
 from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS
 from autotune.errors import InvalidFile
@@ -25,7 +26,7 @@ MAX_PARAMETERS = 200
 
 _Scalar = StrictBool | StrictInt | StrictFloat | StrictStr | None
 _When = dict[StrictStr, list[_Scalar] | _Scalar]
-_NAMES = {"propertyNames": {"pattern": _PARAMETER_NAME}}
+_NAMES: JsonDict = {"propertyNames": {"pattern": _PARAMETER_NAME}}
 
 
 class ParameterEntry(BaseModel):

@@ -1,0 +1,161 @@
+"""What `study` and `plan` ask for: their common options, and the recipe that these make with a study file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from autotune.planning import StudyPlan
+    from autotune.recipe import RequestNumbers
+
+ServerArgs = Annotated[
+    list[str] | None,
+    typer.Argument(help="After `--`: flags passed to every server as they are, e.g. -- --trust-remote-code."),
+]
+Model = Annotated[str | None, typer.Option(help="A folder with config.json, or a model name.")]
+WorkloadName = Annotated[
+    str | None,
+    typer.Option(
+        help="A shipped workload (chat, rag, ...), a YAML file, or a request log or trace (.json, .jsonl, .csv)."
+    ),
+]
+PromptMean = Annotated[
+    float | None, typer.Option(min=1, help="Instead of --workload: mean prompt length in tokens, with --output-mean.")
+]
+PromptP95 = Annotated[float | None, typer.Option(min=1, help="95th percentile of prompt lengths; default: the mean.")]
+OutputMean = Annotated[float | None, typer.Option(min=1, help="Mean output length in tokens.")]
+Concurrency = Annotated[
+    int | None, typer.Option(min=1, help="Most requests at once per GPU, where --prompt-mean makes the workload.")
+]
+Space = Annotated[
+    str | None,
+    typer.Option(
+        help="auto (made for node, model and workload), auto-wide, a shipped space (default, ...) or a YAML file."
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(help="Other checkpoints of the same model to compare (AWQ, FP8, ...), separated by commas."),
+]
+MinModelLen = Annotated[
+    int | None, typer.Option(min=1, help="Tokens that a request must be able to have, whatever the workload sends.")
+]
+File = Annotated[str | None, typer.Option("--file", help="A study file, by path or by the name of a shipped one.")]
+Name = Annotated[str | None, typer.Option(help="Name of the study; the same name goes on where it stopped.")]
+EngineName = Annotated[
+    str | None, typer.Option("--engine", help="auto (real servers where there is a GPU), process, or simulated.")
+]
+NodeName = Annotated[str | None, typer.Option("--node", help="Node to simulate, e.g. 4xA100-80GB-NVLink.")]
+Gpus = Annotated[str | None, typer.Option(help="Physical GPUs to use, e.g. 0,1.")]
+VllmCommandText = Annotated[
+    str | None,
+    typer.Option(
+        "--vllm-command",
+        help="The server command, e.g. '/opt/vllm/bin/vllm serve'. Environment: AUTOTUNE_VLLM_COMMAND.",
+    ),
+]
+Trials = Annotated[
+    str | None, typer.Option(help="Trials to reach, the baseline included; +N adds N to those there are.")
+]
+Repeats = Annotated[
+    int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
+]
+Sampler = Annotated[str | None, typer.Option(help="tpe, nsga2, random, qmc, grid or gp.")]
+Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")]
+Load = Annotated[str | None, typer.Option(help="auto, or concurrency=N,rate=R,requests=N per GPU used (any subset).")]
+
+
+def arguments(
+    *,
+    engine: str | None,
+    gpus: str | None,
+    load: str | None,
+    checkpoints: str | None,
+    server_args: list[str] | None,
+    **others: Any,
+) -> dict[str, Any]:
+    """The command line's words as `recipe.compose` takes them.
+
+    Raises:
+        InvalidOption: one that cannot be read.
+    """
+    from autotune.recipe import parse_gpus, parse_load, parse_names
+
+    return {
+        **others,
+        "engine": _engine(engine),
+        "gpus": None if gpus is None else parse_gpus(gpus),
+        "load": None if load is None else parse_load(load),
+        "checkpoints": None if checkpoints is None else parse_names(checkpoints, "--checkpoints"),
+        "extra_args": tuple(server_args) if server_args else None,
+    }
+
+
+def numbers_of(
+    prompt_mean: float | None, prompt_p95: float | None, output_mean: float | None, concurrency: int | None
+) -> RequestNumbers | None:
+    """The workload from four numbers; None when none was given.
+
+    Raises:
+        InvalidOption: some were given, but not both means.
+    """
+    from autotune.errors import InvalidOption
+    from autotune.recipe import RequestNumbers
+
+    given = {"--prompt-p95": prompt_p95, "--concurrency": concurrency}
+    if prompt_mean is None or output_mean is None:
+        said = [("--prompt-mean", prompt_mean), ("--output-mean", output_mean), *given.items()]
+        found = next(((option, value) for option, value in said if value is not None), None)
+        if found is not None:
+            raise InvalidOption(found[0], found[1], "both --prompt-mean and --output-mean beside it")
+        return None
+    return RequestNumbers(
+        prompt_mean=prompt_mean, prompt_p95=prompt_p95, output_mean=output_mean, concurrency=concurrency
+    )
+
+
+def trials_of(text: str | None) -> tuple[int | None, bool]:
+    """How many trials, and whether they are in addition to those there are."""
+    from autotune.recipe import parse_trials
+
+    return (None, False) if text is None else parse_trials(text)
+
+
+def plan_of(
+    file: str | None, given: dict[str, Any], pick: str | None, vllm_command: str | None, studies_dir: Path
+) -> StudyPlan:
+    """The plan of a study file with the command line's words over it.
+
+    Raises:
+        BadInput: whatever the operator wrote that cannot be used.
+    """
+    from autotune.cli.surroundings import surroundings
+    from autotune.errors import InvalidOption
+    from autotune.planning import make_plan
+    from autotune.recipe import compose, find_study_file, read_study_file, shipped_studies
+    from autotune.records import PickRule
+
+    from_file: dict[str, Any] = {}
+    if file is not None:
+        found = find_study_file(file, (studies_dir, shipped_studies()))
+        from_file = {"name": found.stem, **read_study_file(found)}
+    try:
+        rule = None if pick is None else PickRule(pick)
+    except ValueError:
+        raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
+    return make_plan(compose(from_file, given), surroundings(), pick_rule=rule, vllm_command=vllm_command)
+
+
+def _engine(text: str | None) -> object:
+    from autotune.errors import InvalidOption
+    from autotune.recipe import EngineChoice
+
+    if text is None:
+        return None
+    try:
+        return EngineChoice(text)
+    except ValueError:
+        raise InvalidOption("--engine", text, ", ".join(EngineChoice)) from None

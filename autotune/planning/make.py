@@ -1,0 +1,358 @@
+"""From a recipe to a plan: everything checked that can be checked without a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from autotune.engine.command import VllmCommand, choose_command, resolve_command
+from autotune.engine.flag_cache import HELP_DEADLINE_S, known_flags
+from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS, AcceptedFlags, from_argv
+from autotune.errors import InvalidOption, UnknownName
+from autotune.load.requests import plan_requests, reachable_share
+from autotune.load.tokenizing import find_tokenizer
+from autotune.load.workloads import Workload, load_workload, workload_from_numbers
+from autotune.node.gpus import parse_node_name
+from autotune.node.model_shape import UnsizedModel, load_shape
+from autotune.node.probe import cpu_node, detect_node
+from autotune.planning.plan import StudyPlan, Surroundings
+from autotune.planning.spaces import Known, choose_space, complete_point
+from autotune.recipe import EngineChoice, Recipe
+from autotune.records import (
+    Arrivals,
+    Config,
+    EngineKind,
+    LevelRole,
+    LoadLevel,
+    ModelShape,
+    Node,
+    PickRule,
+    PlannedRequest,
+    Value,
+)
+from autotune.search.need import Traffic
+from autotune.search.objective import parse_slo
+from autotune.search.rules import RuleContext, require_feasible
+from autotune.search.samplers import check_sampler
+from autotune.search.space import SearchSpace
+from autotune.search.starting import baseline, guide_length, starting_points
+
+DEFAULT_NODE = "1xH100-80GB"
+
+
+def make_plan(
+    recipe: Recipe, here: Surroundings, *, pick_rule: PickRule | None = None, vllm_command: str | None = None
+) -> StudyPlan:
+    """Everything checked that can be checked without a launch.
+
+    Args:
+        pick_rule: as this command asks; None leaves it to the study.
+        vllm_command: from the command line; beats the environment, which beats the study file.
+
+    Raises:
+        BadInput: whatever the operator wrote that cannot be used, the space without a feasible config included.
+        VllmCommandError: real servers are wanted and the command cannot be run.
+        UnsupportedHardware: ROCm or MIG.
+    """
+    check_sampler(recipe.sampler)
+    node, engine, notes = _choose_engine(recipe, here)
+    shape, shape_notes = _shape(recipe.model, here, engine)
+    workload = _workload(recipe, here)
+    sent = _sample(workload)
+    hits = reachable_share(sent)
+    traffic = _traffic(workload, sent, hits)
+    slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
+    command, version, accepted = _command(recipe, here, engine, vllm_command)
+    extra = _extra(recipe)
+    _check_extra(extra, accepted)
+    wanted = max(workload.max_model_len_needed, recipe.min_model_len or 0)
+    # A file names its checkpoints in the space, where they are looked up; a generated space needs their shapes first.
+    checkpoints = _checkpoints(recipe.checkpoints, recipe, here, engine)
+    known = Known(
+        node=node,
+        shape=shape,
+        workload=workload,
+        traffic=traffic,
+        vllm_version=version,
+        accepted=accepted,
+        shapes=dict(checkpoints),
+    )
+    space, generated = choose_space(recipe, known, extra)
+    _not_searched(extra, space)
+    _check_space(space, accepted)
+    if generated is None:
+        checkpoints = _checkpoints(space.checkpoints, recipe, here, engine)
+    base, changes = baseline(
+        node,
+        shape,
+        workload.max_model_len_needed,
+        min_model_len=recipe.min_model_len,
+        vllm_version=version,
+        fixed=extra,
+        checkpoints=dict(checkpoints),
+    )
+    fixed = _fixed(space, extra, shape, wanted, base)
+    own = {} if shape is None else {recipe.model: shape}
+    context = RuleContext(
+        needed_len=workload.max_model_len_needed,
+        min_model_len=recipe.min_model_len,
+        vllm_version=version,
+        accepted=accepted,
+        fixed=(*extra, *fixed),
+        shapes={**own, **dict(checkpoints)},
+    )
+    kept, refused = require_feasible(space, node, shape, context)
+    given = tuple(complete_point(point, space, node, shape, context) for point in recipe.starting_points)
+    # An operator's own points stand alone in a space of the operator's own; a generated one goes through its layouts.
+    more = starting_points(space, node, shape, context) if generated or not given else ()
+    points = dict.fromkeys((*given, *more))
+    plan = StudyPlan(
+        recipe=recipe,
+        engine=engine,
+        node=node,
+        shape=shape,
+        workload=workload,
+        space=space,
+        command=command,
+        accepted=accepted,
+        vllm_version=version,
+        fixed=fixed,
+        extra=extra,
+        context=context,
+        feasible=kept,
+        refused=refused,
+        baseline=base,
+        baseline_changes=changes,
+        starting_points=tuple(Config.of({**dict(fixed), **point.as_dict()}) for point in points),
+        slo=slo,
+        pick_rule=pick_rule,
+        notes=(*notes, *shape_notes),
+        reachable_hits=hits,
+        traffic=traffic,
+        checkpoints=checkpoints,
+        generated=generated,
+    )
+    return replace(plan, notes=plan.notes + _idle_gpus(plan))
+
+
+SAMPLE = 400
+"""Planned requests that traffic is described by."""
+
+MIN_SHARED = 0.05
+"""Share of reachable prefix-cache hits from which prompts are said to open alike: a chat template alone is below it."""
+
+
+def _sample(workload: Workload) -> tuple[PlannedRequest, ...]:
+    level = LoadLevel(
+        name="sample",
+        role=LevelRole.THROUGHPUT,
+        arrivals=Arrivals.CLOSED,
+        requests=SAMPLE,
+        seed=0,
+        concurrency=workload.start_concurrency,
+    )
+    return plan_requests(workload, level, 0)
+
+
+def _traffic(workload: Workload, sent: Sequence[PlannedRequest], hits: float) -> Traffic:
+    """What a generated space is made for. Speculation from the prompt is only of use where real prompts are sent:
+    answers to made-up words quote nothing."""
+    prompts = sorted(request.prompt_tokens for request in sent)
+    return Traffic(
+        prompt_mean=sum(prompts) / len(prompts),
+        prompt_p95=float(prompts[min(len(prompts) - 1, round(0.95 * len(prompts)))]),
+        output_mean=sum(request.output_tokens for request in sent) / len(sent),
+        shares_prefixes=hits >= MIN_SHARED,
+        repeats_input=bool(workload.texts),
+    )
+
+
+def _workload(recipe: Recipe, here: Surroundings) -> Workload:
+    numbers = recipe.numbers
+    if numbers is not None:
+        return workload_from_numbers(
+            numbers.prompt_mean,
+            numbers.prompt_p95 or numbers.prompt_mean,
+            numbers.output_mean,
+            numbers.concurrency or DEFAULT_CONCURRENCY,
+        )
+    count_tokens = None
+    if recipe.workload.endswith(RECORDED):
+        # Texts of a log are counted as the model's own tokenizer counts them, where it can be had.
+        found = find_tokenizer(recipe.model, environ=here.environ)
+        count_tokens = found.tokenizer.count if found.tokenizer else None
+    return load_workload(recipe.workload, count_tokens=count_tokens)
+
+
+RECORDED = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+"""Files that may hold texts."""
+
+DEFAULT_CONCURRENCY = 512
+"""Where the ramp of a workload from numbers ends, per GPU, unless the operator says it."""
+
+
+def _checkpoints(
+    names: Iterable[str], recipe: Recipe, here: Surroundings, engine: EngineKind
+) -> tuple[tuple[str, ModelShape], ...]:
+    """Shapes of the other checkpoints that a space names; those that cannot be read are left to launches."""
+    found = []
+    for name in dict.fromkeys(names):
+        shape = _shape(name, here, engine)[0] if name != recipe.model else None
+        if shape is not None:
+            found.append((name, shape))
+    return tuple(found)
+
+
+def _idle_gpus(plan: StudyPlan) -> tuple[str, ...]:
+    """GPUs that a layout leaves over are told: figures are per GPU used, and say nothing about those (A14, G5)."""
+    used, there = plan.gpus_of(plan.baseline), plan.node.gpu_count
+    if used >= there:
+        return ()
+    return (f"The baseline uses {used} of {there} GPUs, the others stay idle; figures are per GPU used.",)
+
+
+def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind, tuple[str, ...]]:
+    requested = None if recipe.gpus is None else ",".join(map(str, recipe.gpus))
+    if recipe.engine is EngineChoice.SIMULATED or (recipe.engine is EngineChoice.AUTO and recipe.node is not None):
+        if requested is not None:
+            raise InvalidOption(
+                "--gpus", requested, "nothing on the simulated engine; --node says how many GPUs it has"
+            )
+        return parse_node_name(recipe.node or recipe.default_node or DEFAULT_NODE), EngineKind.SIMULATED, ()
+    if recipe.node is not None:
+        raise InvalidOption("--node", recipe.node, "nothing with --engine process, which runs on this machine")
+    found = detect_node(
+        here.probe,
+        here.environ,
+        requested,
+        shm_bytes=here.shm_bytes,
+        has_kfd=here.has_kfd,
+        numa_nodes=here.numa_nodes,
+    )
+    if recipe.engine is EngineChoice.PROCESS:
+        return found or cpu_node(shm_bytes=here.shm_bytes), EngineKind.PROCESS, ()
+    if found is not None:
+        return found, EngineKind.PROCESS, ()
+    name = recipe.default_node or DEFAULT_NODE
+    note = (
+        f"No GPU was found on this machine: running on the SIMULATED engine for a node of {name} "
+        "(choose another with --node, or run real servers with --engine process)."
+    )
+    return parse_node_name(name), EngineKind.SIMULATED, (note,)
+
+
+def _shape(model: str, here: Surroundings, engine: EngineKind) -> tuple[ModelShape | None, tuple[str, ...]]:
+    """A model's shape; real servers can do without one, the simulation cannot."""
+    try:
+        return load_shape(model, env=here.environ, home=here.home), ()
+    except (UnknownName, UnsizedModel) as error:
+        is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+        if engine is EngineKind.SIMULATED or (isinstance(error, UnknownName) and not is_hub_id):
+            raise
+        return None, (f"memory and divisibility cannot be checked before launches: {error.message}",)
+
+
+def _command(
+    recipe: Recipe, here: Surroundings, engine: EngineKind, argument: str | None
+) -> tuple[VllmCommand | None, str | None, AcceptedFlags]:
+    if engine is EngineKind.SIMULATED:
+        if argument is not None:
+            raise InvalidOption("--vllm-command", argument, "nothing when simulating: add --engine process to run it")
+        return None, None, known_flags()
+    chosen = choose_command(argument=argument, environ=here.environ, study_file=recipe.vllm_command)
+    command = resolve_command(chosen, search_path=here.environ.get("PATH"))
+    # A server that must be ready by the start deadline has shown its flags by then as well.
+    version, accepted = here.ask(command, deadline_s=min(HELP_DEADLINE_S, recipe.start_deadline_s))
+    return command, version, accepted
+
+
+def _extra(recipe: Recipe) -> tuple[tuple[str, Value], ...]:
+    """Flags that followed `--`.
+
+    Raises:
+        InvalidOption: not flags, secrets, or flags that the tuner itself sets.
+    """
+    extra = tuple(from_argv(recipe.extra_args))
+    for name, value in extra:
+        if name in MANAGED_FLAGS:
+            raise InvalidOption(
+                "--", f"--{name} {value}", "any flag of vllm serve but those the tuner sets for each launch"
+            )
+        if name in SECRET_FLAGS:
+            raise InvalidOption(
+                "--",
+                f"--{name}",
+                "no secrets, which would be stored with the study",
+                hint=f"Set {SECRET_FLAGS[name]} in the environment that autotune runs in; the server inherits it.",
+            )
+    return extra
+
+
+def _not_searched(extra: Sequence[tuple[str, Value]], space: SearchSpace) -> None:
+    """A flag is either searched or the same for every launch.
+
+    Raises:
+        InvalidOption: it is both.
+    """
+    searched = {parameter.name for parameter in space.parameters}
+    for name, value in extra:
+        if name in searched:
+            raise InvalidOption(
+                "--",
+                f"--{name} {value}",
+                f"flags that are not searched (the space {space.name!r} varies --{name})",
+                hint="Take the parameter out of the space, or the flag off the command line.",
+            )
+
+
+def _check_extra(extra: Sequence[tuple[str, Value]], accepted: AcceptedFlags) -> None:
+    """Every flag after `--` must be one of this vLLM's, with a value that it takes.
+
+    Raises:
+        UnknownName: it has no such flag.
+        InvalidOption: it does not take this value.
+    """
+    for name, value in extra:
+        problem = accepted.problem(name, value)
+        if problem and accepted.get(name) is None:
+            raise UnknownName("flag", name, _names(accepted), source="after --", hint=problem)
+        if problem:
+            raise InvalidOption("--", f"--{name} {value}", f"what this vLLM takes: {problem}")
+
+
+def _check_space(space: SearchSpace, accepted: AcceptedFlags) -> None:
+    """A parameter this vLLM does not have at all is the space's mistake; a single bad choice is left to the rules."""
+    for name in (*(parameter.name for parameter in space.parameters), *(name for name, _ in space.fixed)):
+        if not name.startswith("env:") and name != MODEL and accepted.get(name) is None:
+            raise UnknownName(
+                "flag",
+                name,
+                _names(accepted),
+                source=f"search space {space.name!r}",
+                hint="This vLLM has no such flag; take it out of the space or use another vLLM.",
+            )
+
+
+def _names(accepted: AcceptedFlags) -> list[str]:
+    return [flag.name for flag in accepted.flags]
+
+
+def _fixed(
+    space: SearchSpace,
+    extra: Sequence[tuple[str, Value]],
+    shape: ModelShape | None,
+    needed: int,
+    base: Config,
+) -> tuple[tuple[str, Value], ...]:
+    """The space's fixed flags, and max-model-len sized from the requests that arrive, not from the model card (G7).
+
+    Where the baseline had to cut the length further to start, every config gets that length.
+    """
+    fixed = dict(space.fixed)
+    taken = {name for name, _ in extra} | set(fixed) | {parameter.name for parameter in space.parameters}
+    if "max-model-len" not in taken and shape is not None:
+        limits = [guide_length(needed), shape.max_position_embeddings]
+        cut = base.get("max-model-len")
+        limits += [cut] if isinstance(cut, int) else []
+        fixed["max-model-len"] = max(needed, min(limits))
+    return tuple(sorted(fixed.items()))

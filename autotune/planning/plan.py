@@ -1,0 +1,218 @@
+"""What a study knows before its first launch, and what planning sees of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.bottleneck import Setting
+from autotune.engine.command import VllmCommand, question_words
+from autotune.engine.flag_cache import ask_flags
+from autotune.engine.flags import AcceptedFlags
+from autotune.load.workloads import Workload, workload_fingerprint
+from autotune.node.defaults import resolve
+from autotune.node.probe import GpuProbe
+from autotune.recipe import LoadChoice, Recipe
+from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, PickRule, Slo, Value
+from autotune.search.generate import GeneratedSpace
+from autotune.search.need import Traffic
+from autotune.search.rules import RuleContext
+from autotune.search.space import SearchSpace
+from autotune.trial import FixedLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What planning sees of this machine; handed in, so that tests need no machine of their own.
+
+    Attributes:
+        probe: None where there is no NVIDIA driver.
+        numa_nodes: of this machine; None where it is not known.
+        ask: version and flags of a server command; slow (it imports vLLM) unless cached.
+    """
+
+    environ: Mapping[str, str] = field(repr=False)
+    home: Path
+    probe: GpuProbe | None
+    shm_bytes: int | None
+    has_kfd: bool
+    cache_dir: Path
+    numa_nodes: int | None = None
+
+    def ask(self, command: VllmCommand, *, deadline_s: float) -> tuple[str | None, AcceptedFlags]:
+        found = ask_flags(question_words(command), self.cache_dir, env=self.environ, deadline_s=deadline_s)
+        return found.version, found.accepted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPlan:
+    """Everything a study needs to know before its first launch.
+
+    Attributes:
+        shape: None when the model's config.json cannot be read here (a hub id that vLLM will download).
+        fixed: flags of every launch but the baseline's: the space's own, and max-model-len from the workload.
+        extra: what followed `--`, read as flags; part of every launch.
+        feasible: configs of the space that no rule refuses; `refused` counts the others by reason.
+        baseline_changes: why the baseline differs from vLLM's bare defaults, one sentence each.
+        notes: what the operator should know, e.g. that no GPU was found.
+        reachable_hits: share of the prompt tokens that the workload lets a prefix cache serve, 0..1.
+        traffic: the workload in a few numbers.
+        checkpoints: shapes of other checkpoints of the model that the space searches.
+        generated: how the space came about; None for one from a file.
+    """
+
+    recipe: Recipe
+    engine: EngineKind
+    node: Node
+    shape: ModelShape | None
+    workload: Workload
+    space: SearchSpace
+    command: VllmCommand | None
+    accepted: AcceptedFlags
+    vllm_version: str | None
+    fixed: tuple[tuple[str, Value], ...]
+    extra: tuple[tuple[str, Value], ...]
+    context: RuleContext
+    feasible: tuple[Config, ...]
+    refused: tuple[tuple[str, int], ...]
+    baseline: Config
+    baseline_changes: tuple[str, ...]
+    starting_points: tuple[Config, ...]
+    slo: Slo | None
+    pick_rule: PickRule | None
+    notes: tuple[str, ...]
+    reachable_hits: float | None
+    traffic: Traffic
+    checkpoints: tuple[tuple[str, ModelShape], ...] = ()
+    generated: GeneratedSpace | None = None
+
+    @property
+    def shapes(self) -> tuple[tuple[str, ModelShape], ...]:
+        """Known shapes by model name: of the study's model, and of checkpoints that the space searches."""
+        own = () if self.shape is None else ((self.recipe.model, self.shape),)
+        return (*own, *self.checkpoints)
+
+    def model_of(self, config: Config) -> str:
+        """The checkpoint that a config serves: its own where the space searches them."""
+        return str(config.get("model") or self.recipe.model)
+
+    def shape_of(self, config: Config) -> ModelShape | None:
+        """The shape of that checkpoint; None where it is not known."""
+        return dict(self.shapes).get(self.model_of(config))
+
+    def setting(self, config: Config) -> Setting:
+        """What a trial of `config` is judged with."""
+        return Setting(
+            node=self.node,
+            shape=self.shape_of(config),
+            reachable_hits=self.reachable_hits,
+            vllm_version=self.vllm_version,
+            extra=Config.of(dict(self.extra)),
+        )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether every figure will come from the simulation."""
+        return self.engine is EngineKind.SIMULATED
+
+    def complete(self, config: Config) -> Config:
+        """A config of the space with the study's fixed flags: what is launched and stored."""
+        return Config.of({**dict(self.fixed), **config.as_dict()})
+
+    def gpus_of(self, config: Config) -> int:
+        """GPUs a config uses: TP x PP x DP; 0 on a node without GPUs."""
+        if not self.node.gpus:
+            return 0
+        values = {**dict(self.extra), **config.as_dict()}
+        product = 1
+        for size in ("tensor", "pipeline", "data"):
+            value = values.get(f"{size}-parallel-size")
+            product *= value if isinstance(value, int) and not isinstance(value, bool) else 1
+        return product
+
+    def lease(self, gpus: int) -> tuple[int, ...]:
+        """Physical indices of the GPUs for a config that uses `gpus`; empty on a node without GPUs."""
+        return tuple(gpu.index for gpu in self.node.gpus[:gpus])
+
+    def effective(self, config: Config) -> str:
+        """Equal for configs that end up as the same server, whether a default is written out or left out."""
+        shape = self.shape_of(config)
+        if shape is None or not self.node.gpus:
+            return Config.of({**dict(self.extra), **config.as_dict()}).hash
+        values = {**dict(self.extra), **config.as_dict()}
+        settings = resolve(Config.of(values), self.node, shape, self.vllm_version)
+        rest = {name: value for name, value in values.items() if name not in RESOLVED_FLAGS}
+        rest["model"] = self.model_of(config)
+        return f"{settings}|{Config.of(rest).hash}"
+
+    def load_for(self, stored: LoadPlan | None) -> LoadPlan | None:
+        """The levels to drive: those found before, or those the operator fixed; None when they must be found."""
+        if stored is not None or not self.recipe.load.fixed:
+            return stored
+        return fixed_plan(self.recipe.load, self.workload)
+
+    @property
+    def fixed_load(self) -> FixedLoad:
+        """What a ramp must not replace."""
+        load = self.recipe.load
+        return FixedLoad(
+            concurrency_per_gpu=load.concurrency,
+            rate_rps_per_gpu=load.rate_rps,
+            throughput_requests_per_gpu=load.requests,
+            ttft_requests_per_gpu=load.requests,
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What makes results comparable; a study of the same name must agree on all of it."""
+        load = self.recipe.load
+        return {
+            "model": self.recipe.model,
+            "workload": f"{self.workload.name} ({workload_fingerprint(self.workload)})",
+            "space": f"{self.space.name} ({self.space.space_hash})",
+            "node": self.node.name,
+            "vllm_version": self.vllm_version or "unknown",
+            "load": "auto" if load == LoadChoice() else f"{load.concurrency}, {load.rate_rps}, {load.requests}",
+            "fixed flags": " ".join(f"{k}={v}" for k, v in (*self.fixed, *self.extra)) or "none",
+        }
+
+
+RESOLVED_FLAGS = frozenset(
+    {
+        "tensor-parallel-size",
+        "pipeline-parallel-size",
+        "data-parallel-size",
+        "gpu-memory-utilization",
+        "max-model-len",
+        "max-num-seqs",
+        "max-num-batched-tokens",
+        "kv-cache-dtype",
+        "dtype",
+        "enable-prefix-caching",
+        "enable-chunked-prefill",
+        "enforce-eager",
+        "block-size",
+        "enable-expert-parallel",
+        "api-server-count",
+        "async-scheduling",
+        "stream-interval",
+        "max-cudagraph-capture-size",
+        "performance-mode",
+        "quantization",
+    }
+)
+"""Flags whose meaning is fully in ResolvedSettings."""
+
+
+def fixed_plan(load: LoadChoice, workload: Workload) -> LoadPlan:
+    """Levels that the operator gave whole; counts come from the workload where they were left out."""
+    concurrency, rate = load.concurrency or 1, load.rate_rps or 1.0
+    counts = workload.requests
+    return LoadPlan(
+        concurrency_per_gpu=concurrency,
+        rate_rps_per_gpu=rate,
+        throughput_requests_per_gpu=load.requests or counts.per_slot * concurrency,
+        ttft_requests_per_gpu=load.requests or counts.ttft,
+        warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
+    )

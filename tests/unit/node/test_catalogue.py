@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 
 import pytest
 
 from autotune.node.catalogue import catalogue_names, find, original_of, variants_of
-from autotune.node.model_shape import load_shape
+from autotune.node.model_shape import load_shape, shape_from_config
 from autotune.records import AttentionKind, ModelShape
 from autotune.units import GIB
+
+DATA = Path(__file__).parents[2] / "data" / "shapes"
 
 # (hub id, parameters in billions, of them active for one token or None, where it is published)
 PUBLISHED = [
@@ -200,3 +203,19 @@ def test_any_case_and_the_short_name_find_an_entry() -> None:
     assert found is not None
     assert found[0] == "openai/gpt-oss-20b"
     assert find("no-such-model") is None
+
+
+def test_every_text_model_has_the_parameters_that_transformers_counts() -> None:
+    counts: dict[str, int] = json.loads((DATA / "transformers-counts.json").read_text())
+    assert len(counts) > 70
+    wrong = {name: (shape(name).parameters, count) for name, count in counts.items() if shape(name).parameters != count}
+    assert not wrong
+
+
+def test_the_405b_in_fp8_as_it_was_logged() -> None:
+    """vLLM issue 6746 logged 57.75 GiB on each of 8 GPUs, when the checkpoint still held its 8 KV heads twice."""
+    found = find("meta-llama/Llama-3.1-405B-FP8")
+    assert found is not None
+    first = shape_from_config({**found[1], "num_key_value_heads": 16}, name="m", file="f")
+    assert first.weight_bytes / 8 / GIB == pytest.approx(57.75, rel=0.005)
+    assert shape("meta-llama/Llama-3.1-405B-FP8").kv_bytes_per_token == 8 * 64512

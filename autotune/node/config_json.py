@@ -127,6 +127,7 @@ class DecoderConfig(BaseModel):
     bias: bool | None = None
     enable_bias: bool | None = None
     mlp_bias: bool | None = None
+    lm_head_bias: bool | None = None
     use_qk_norm: bool | None = None
     qk_layernorm: bool | None = None
     add_qkv_bias: bool | None = None
@@ -151,6 +152,8 @@ class DecoderConfig(BaseModel):
     global_head_dim: int | None = _Size
     num_global_key_value_heads: int | None = _Size
     attention_k_eq_v: bool | None = None
+    hidden_size_per_layer_input: int | None = _Count
+    vocab_size_per_layer_input: int | None = _Count
     # Latent attention
     kv_lora_rank: int | None = _Size
     q_lora_rank: int | None = _Size
@@ -270,6 +273,9 @@ def _translate(config: Mapping[str, Any], assumed: Mapping[str, Any]) -> dict[st
     for key, value in assumed.items():
         if out.get(key) is None:
             out[key] = value
+    if out.get("num_hidden_layers") is None:  # Nemotron-H: the pattern is as long as the model is deep
+        blocks = out.get("hybrid_override_pattern") or out.get("layers_block_type")
+        out["num_hidden_layers"] = len(blocks) if isinstance(blocks, (str, list)) and blocks else None
     _multi_query(out)
     _assume_mlp(out)
     return {key: value for key, value in out.items() if value is not None}

@@ -26,7 +26,7 @@ class Family:
         full_every: with a sliding window, layer i is full when (i + 1) is a multiple of it; None: all slide.
         window_needs_flag: the window only counts when `use_sliding_window` is true.
         learned_positions: rows of the position table beyond max_position_embeddings; None when there is no table.
-        head_bias: the output head has a bias.
+        head_bias: the output head has a bias: always, never, or the key that says so.
         sinks: one number per head that attention may flow into (gpt-oss).
         expert_bias: experts and router have biases.
         latent_cache: vLLM caches the latent of MLA; other models with MLA weights cache every head's K and V.
@@ -47,7 +47,7 @@ class Family:
     window_needs_flag: bool = False
     learned_positions: int | None = None
     embedding_norm: bool = False
-    head_bias: bool = False
+    head_bias: bool | str = False
     sinks: bool = False
     expert_bias: bool = False
     router_correction: bool = False
@@ -73,7 +73,7 @@ _TABLE = (
     replace(_LLAMA, name="granitemoe", moe_block="block_sparse_moe"),
     replace(_LLAMA, name="granitemoeshared", moe_block="block_sparse_moe"),
     replace(_LLAMA, name="granitemoehybrid", moe_block="block_sparse_moe"),
-    Family(name="phimoe", norm_values=2, head_bias=True, moe_block="block_sparse_moe"),
+    Family(name="phimoe", norm_values=2, head_bias="lm_head_bias", moe_block="block_sparse_moe"),
     Family(name="llama4_text", moe_block="feed_forward"),
     _QWEN2,
     replace(_QWEN2, name="qwen2_moe"),
@@ -208,6 +208,8 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "gemma4_text": {
         "head_dim": 256,
         "global_head_dim": 512,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
         "vocab_size": 262144,
         "max_position_embeddings": 131072,
         "sliding_window": 512,
@@ -243,7 +245,12 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
     "qwen3_next": {"full_attention_interval": 4, "head_dim": 256, "attn_output_gate": True},
     "qwen3_5_text": {"full_attention_interval": 4, "head_dim": 256, "attn_output_gate": True},
     "qwen3_5_moe_text": {"full_attention_interval": 4, "head_dim": 256, "attn_output_gate": True},
+    "bamba": {"attn_layer_indices": []},
     "deepseek_v3": {"first_k_dense_replace": 3},
+    "deepseek_v32": {"first_k_dense_replace": 3},
+    "glm_moe_dsa": {"first_k_dense_replace": 3},
+    "glm4_moe_lite": {"first_k_dense_replace": 1},
+    "glm4_moe": {"first_k_dense_replace": 1},
     "seed_oss": {"attention_bias": True, "attention_out_bias": False},
     "exaone4": {"sliding_window_pattern": 4},
     "jamba": {

@@ -13,6 +13,7 @@ from autotune.node.quantized import Quantization
 # Keys whose presence (with a truthy value) gives a model no reading as a plain stack of decoder layers, and why.
 _NO_READING = (
     ("is_encoder_decoder", "an encoder beside its decoder"),
+    ("num_kv_shared_layers", "layers that share the cache of others"),
     ("altup_num_inputs", "embeddings of its own in every layer"),
     ("linear_attn_config", "delta attention of Kimi's kind"),
     ("ssm_cfg", "no attention at all"),

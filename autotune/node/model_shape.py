@@ -18,6 +18,7 @@ from typing import Any
 from autotune.node.config_json import DecoderConfig, UnsizedModel, read_decoder, text_part, unsized
 from autotune.node.config_source import HubConfig, find_config, hub_cache, surroundings
 from autotune.node.families import Family
+from autotune.node.layer_cache import layer_attention
 from autotune.node.layer_kinds import LayerKind, Mlp, layer_kinds
 from autotune.node.model_doubts import doubt_of, refuse_unread, refuse_without_generation
 from autotune.node.quantized import Quantization, UnknownQuantization, read_quantization
@@ -26,7 +27,7 @@ from autotune.node.weights_count import (
     BYTES_16BIT,
     Part,
     expert_size,
-    layer_attention,
+    has,
     layer_parts,
     layer_shape,
     shared_size,
@@ -167,7 +168,11 @@ def _table_parameters(decoder: DecoderConfig, family: Family) -> int:
     if family.learned_positions is not None:
         positions = (decoder.max_position_embeddings + family.learned_positions) * hidden
     tables = decoder.vocab_size * hidden * (1 if decoder.tie_word_embeddings else 2)
-    return tables + norms + positions + (decoder.vocab_size if family.head_bias else 0)
+    bias = decoder.vocab_size if has(decoder, family.head_bias) else 0
+    narrow = decoder.num_hidden_layers * (decoder.hidden_size_per_layer_input or 0)
+    layer_inputs = narrow * ((decoder.vocab_size_per_layer_input or 0) + hidden)
+    layer_inputs += decoder.hidden_size_per_layer_input or 0
+    return tables + norms + positions + bias + layer_inputs
 
 
 def _active(layers: tuple[LayerShape, ...], parameters: int, tower: int) -> int:

@@ -13,9 +13,10 @@ from enum import StrEnum
 
 from autotune.node.config_json import DecoderConfig
 from autotune.node.families import Family
+from autotune.node.layer_cache import attention_size, mamba_width
 from autotune.node.layer_kinds import LayerKind, Mixer, Mlp
 from autotune.node.quantized import SIXTEEN_BIT, Quantization
-from autotune.records import AttentionKind, LayerAttention, LayerShape
+from autotune.records import LayerAttention, LayerShape
 
 BYTES_16BIT = 2
 
@@ -86,6 +87,8 @@ def layer_parts(config: DecoderConfig, family: Family, kind: LayerKind) -> tuple
         parts += _experts(config, family)
     elif kind.mlp is Mlp.DENSE:
         parts += _dense_mlp(config, family)
+    if config.hidden_size_per_layer_input:
+        parts += _layer_input(config.hidden_size, config.hidden_size_per_layer_input)
     return tuple(part for part in parts if part.values)
 
 
@@ -97,7 +100,8 @@ def _norms(config: DecoderConfig, family: Family, kind: LayerKind) -> int:
     return family.norms
 
 
-def _switch(config: DecoderConfig, which: bool | str) -> bool:
+def has(config: DecoderConfig, which: bool | str) -> bool:
+    """What a family always or never has, or by the key that it names."""
     return bool(getattr(config, which)) if isinstance(which, str) else which
 
 
@@ -111,9 +115,9 @@ def _attention(config: DecoderConfig, family: Family, kind: LayerKind) -> Iterat
     if not (config.attention_k_eq_v and kind.mixer is Mixer.FULL):
         yield _matrix("self_attn.v_proj", kv_heads * value_dim, hidden)
     yield _matrix("self_attn.o_proj", hidden, heads * value_dim)
-    if _switch(config, family.qkv_bias):
+    if has(config, family.qkv_bias):
         yield _vector("self_attn.qkv_bias", q_rows + kv_heads * (head_dim + value_dim), Place.SPLIT)
-    if _switch(config, family.o_bias):
+    if has(config, family.o_bias):
         yield _vector("self_attn.o_bias", hidden)
     if family.qk_norm and (family.qk_norm_key is None or getattr(config, family.qk_norm_key)):
         per_head = 2 * head_dim if family.qk_norm == "head" else (heads + kv_heads) * head_dim
@@ -166,14 +170,8 @@ def _delta_net(config: DecoderConfig, _family: Family, _kind: LayerKind) -> Iter
     yield _matrix("linear_attn.out_proj", hidden, values)
 
 
-def _mamba_width(config: DecoderConfig) -> int:
-    if config.mamba_n_heads and config.mamba_d_head:
-        return config.mamba_n_heads * config.mamba_d_head
-    return (config.mamba_expand or 2) * config.hidden_size
-
-
 def _mamba2(config: DecoderConfig, _family: Family, _kind: LayerKind) -> Iterator[Part]:
-    hidden, width, heads = config.hidden_size, _mamba_width(config), config.mamba_n_heads or 1
+    hidden, width, heads = config.hidden_size, mamba_width(config), config.mamba_n_heads or 1
     groups_state = 2 * (config.mamba_n_groups or 1) * (config.mamba_d_state or 128)
     yield _matrix("mamba.in_proj", 2 * width + groups_state + heads, hidden)
     yield _vector("mamba.conv1d", (width + groups_state) * ((config.mamba_d_conv or 4) + 1), Place.SPLIT)
@@ -183,7 +181,7 @@ def _mamba2(config: DecoderConfig, _family: Family, _kind: LayerKind) -> Iterato
 
 
 def _mamba1(config: DecoderConfig, _family: Family, _kind: LayerKind) -> Iterator[Part]:
-    hidden, width, state = config.hidden_size, _mamba_width(config), config.mamba_d_state or 16
+    hidden, width, state = config.hidden_size, mamba_width(config), config.mamba_d_state or 16
     rank = config.mamba_dt_rank or -(-hidden // 16)
     yield _matrix("mamba.in_proj", 2 * width, hidden)
     yield _vector("mamba.conv1d", width * ((config.mamba_d_conv or 4) + 1), Place.SPLIT)
@@ -226,7 +224,7 @@ _MIXERS: dict[Mixer, Callable[[DecoderConfig, Family, LayerKind], Iterator[Part]
 def _dense_mlp(config: DecoderConfig, family: Family) -> Iterator[Part]:
     block, size = family.moe_block, dense_size(config)
     yield from _mlp(f"{block}", config.hidden_size, size, gated=family.gated)
-    if _switch(config, family.mlp_bias):
+    if has(config, family.mlp_bias):
         yield _vector(f"{block}.bias", (2 if family.gated else 1) * size, Place.SPLIT)
         yield _vector(f"{block}.down_bias", config.hidden_size)
 
@@ -236,6 +234,13 @@ def _mlp(block: str, hidden: int, size: int, *, gated: bool) -> Iterator[Part]:
         yield _matrix(f"{block}.gate_proj", size, hidden)
     yield _matrix(f"{block}.up_proj", size, hidden)
     yield _matrix(f"{block}.down_proj", hidden, size)
+
+
+def _layer_input(hidden: int, size: int) -> Iterator[Part]:
+    """Gemma 4's small models feed a second, narrow embedding into every layer."""
+    yield _matrix("per_layer_input_gate", size, hidden, Place.REPLICATED)
+    yield _matrix("per_layer_projection", hidden, size, Place.REPLICATED)
+    yield _vector("post_per_layer_input_norm", hidden)
 
 
 def dense_size(config: DecoderConfig) -> int:
@@ -278,61 +283,6 @@ def _experts(config: DecoderConfig, family: Family) -> Iterator[Part]:
         yield from _mlp(f"{block}.shared_experts", hidden, shared, gated=family.gated)
         if family.name in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
             yield _vector(f"{block}.shared_expert_gate", hidden)
-
-
-def attention_size(config: DecoderConfig, kind: LayerKind) -> tuple[int, int]:
-    """KV heads and head size of a layer with attention; Gemma 4's full layers have their own."""
-    if kind.mixer is Mixer.FULL and config.global_head_dim:
-        return config.num_global_key_value_heads or config.kv_heads, config.global_head_dim
-    return config.kv_heads, config.head_dim or config.hidden_size // config.num_attention_heads
-
-
-def layer_attention(config: DecoderConfig, kind: LayerKind) -> LayerAttention:
-    """What a layer of this kind keeps of a sequence."""
-    if kind.mixer is Mixer.LATENT:
-        size = (config.kv_lora_rank or 0) + (config.qk_rope_head_dim or 0)
-        if config.index_n_heads and config.index_head_dim:
-            size += (config.index_head_dim + 4) // 2  # the indexer's key in fp8 with a scale, counted in 16-bit numbers
-        return LayerAttention(kind=AttentionKind.LATENT, kv_heads=1, head_dim=size)
-    if kind.mixer is Mixer.EXPANDED:
-        # V is padded to the size of K (vLLM's minicpm3.py)
-        heads, size = config.num_attention_heads, config.qk_head_dim
-        return LayerAttention(kind=AttentionKind.FULL, kv_heads=heads, head_dim=size)
-    if kind.mixer in (Mixer.FULL, Mixer.SLIDING, Mixer.CHUNKED):
-        kv_heads, head_dim = attention_size(config, kind)
-        # Where V is smaller than K, the pair takes what two heads of the mean size take.
-        mean = (head_dim + (config.v_head_dim or head_dim)) // 2
-        is_full = kind.mixer is Mixer.FULL
-        return LayerAttention(
-            kind=AttentionKind.FULL if is_full else AttentionKind.SLIDING,
-            kv_heads=kv_heads,
-            head_dim=mean,
-            window=None if is_full else kind.window,
-        )
-    return LayerAttention(kind=AttentionKind.STATE, kv_heads=0, head_dim=0, state_bytes=state_bytes(config, kind.mixer))
-
-
-def state_bytes(config: DecoderConfig, mixer: Mixer) -> int:
-    """State of one sequence in one layer, whole layer (vLLM 0.32 `layers/mamba/mamba_utils.py`).
-
-    The recurrent part is in the model's 16 bit unless the config names `mamba_ssm_dtype`; lightning attention keeps
-    32 bit.
-    """
-    wide = 4 if (config.mamba_ssm_dtype or "").endswith("float32") else BYTES_16BIT
-    if mixer is Mixer.DELTA_NET:
-        keys = (config.linear_num_key_heads or 0) * (config.linear_key_head_dim or 0)
-        values = (config.linear_num_value_heads or 0) * (config.linear_value_head_dim or 0)
-        tail = (config.linear_conv_kernel_dim or 4) - 1
-        return (2 * keys + values) * tail * BYTES_16BIT + values * (config.linear_key_head_dim or 0) * wide
-    if mixer in (Mixer.MAMBA, Mixer.MAMBA2):
-        width, state = _mamba_width(config), config.mamba_d_state or (16 if mixer is Mixer.MAMBA else 128)
-        groups = 2 * (config.mamba_n_groups or 1) * state if mixer is Mixer.MAMBA2 else 0
-        return (width + groups) * ((config.mamba_d_conv or 4) - 1) * BYTES_16BIT + width * state * wide
-    if mixer is Mixer.LIGHTNING:
-        return config.num_attention_heads * config.qk_head_dim**2 * 4
-    if mixer is Mixer.SHORT_CONV:
-        return config.hidden_size * ((config.conv_l_cache or 3) - 1) * BYTES_16BIT
-    return 0
 
 
 def layer_shape(

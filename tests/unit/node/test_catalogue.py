@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,6 +211,16 @@ def test_every_text_model_has_the_parameters_that_transformers_counts() -> None:
     assert len(counts) > 70
     wrong = {name: (shape(name).parameters, count) for name, count in counts.items() if shape(name).parameters != count}
     assert not wrong
+
+
+FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "transformers-families.json").read_text())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_the_parameters_that_transformers_counts(family: str) -> None:
+    found = shape_from_config(FAMILIES[family]["config"], name=family, file="f")
+    assert found.parameters == FAMILIES[family]["parameters"]
+    assert "is not known" not in (found.doubt or "")
 
 
 def test_the_405b_in_fp8_as_it_was_logged() -> None:

@@ -24,6 +24,10 @@ AUTO_SPACE, WIDE_SPACE = "auto", "auto-wide"
 """Spaces that are made for the node, the model and the workload; the wide one is not held to a few thousand configs."""
 
 
+AUTO_CHECKPOINTS = "auto"
+"""Among a recipe's checkpoints: every quantised one of the model that the catalogue knows."""
+
+
 class EngineChoice(StrEnum):
     """`auto` takes real servers where there is a GPU, the simulation where there is none."""
 

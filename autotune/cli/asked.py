@@ -38,7 +38,9 @@ Space = Annotated[
 ]
 Checkpoints = Annotated[
     str | None,
-    typer.Option(help="Other checkpoints of the same model to compare (AWQ, FP8, ...), separated by commas."),
+    typer.Option(
+        help="Other checkpoints of the model to compare, separated by commas; auto: the quantised ones known."
+    ),
 ]
 MinModelLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens that a request must be able to have, whatever the workload sends.")

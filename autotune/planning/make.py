@@ -12,12 +12,14 @@ from autotune.errors import InvalidOption, UnknownName
 from autotune.load.requests import plan_requests, reachable_share
 from autotune.load.tokenizing import find_tokenizer
 from autotune.load.workloads import Workload, load_workload, workload_from_numbers
+from autotune.node.catalogue import variants_of
 from autotune.node.gpus import parse_node_name
+from autotune.node.hub import hub_config
 from autotune.node.model_shape import UnsizedModel, load_shape
 from autotune.node.probe import cpu_node, detect_node
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
-from autotune.recipe import EngineChoice, Recipe
+from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, Recipe
 from autotune.records import (
     Arrivals,
     Config,
@@ -67,6 +69,7 @@ def make_plan(
     _check_extra(extra, accepted)
     wanted = max(workload.max_model_len_needed, recipe.min_model_len or 0)
     # A file names its checkpoints in the space, where they are looked up; a generated space needs their shapes first.
+    recipe = _with_variants(recipe, here, engine)
     checkpoints = _checkpoints(recipe.checkpoints, recipe, here, engine)
     known = Known(
         node=node,
@@ -191,6 +194,25 @@ DEFAULT_CONCURRENCY = 512
 """Where the ramp of a workload from numbers ends, per GPU, unless the operator says it."""
 
 
+def _with_variants(recipe: Recipe, here: Surroundings, engine: EngineKind) -> Recipe:
+    """`auto` among the checkpoints stands for the quantised ones of the model that are known, one of each kind: the
+    same weights are often published under several names."""
+    if AUTO_CHECKPOINTS not in recipe.checkpoints:
+        return recipe
+    named = [name for name in recipe.checkpoints if name != AUTO_CHECKPOINTS]
+    kinds: dict[tuple[str | None, int], str] = {}
+    for name in variants_of(recipe.model):
+        shape = _shape(name, here, engine)[0]
+        if shape is not None:
+            kinds.setdefault((shape.quantization, shape.weight_bits), name)
+    found = dict.fromkeys((*named, *kinds.values()))
+    if not found:
+        raise InvalidOption(
+            "--checkpoints", AUTO_CHECKPOINTS, f"names, because no quantised checkpoint of {recipe.model} is known here"
+        )
+    return replace(recipe, checkpoints=tuple(found))
+
+
 def _checkpoints(
     names: Iterable[str], recipe: Recipe, here: Surroundings, engine: EngineKind
 ) -> tuple[tuple[str, ModelShape], ...]:
@@ -244,7 +266,8 @@ def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind
 def _shape(model: str, here: Surroundings, engine: EngineKind) -> tuple[ModelShape | None, tuple[str, ...]]:
     """A model's shape; real servers can do without one, the simulation cannot."""
     try:
-        return load_shape(model, env=here.environ, home=here.home), ()
+        shape = load_shape(model, env=here.environ, home=here.home, hub=hub_config(here.environ, here.home))
+        return shape, () if shape.doubt is None else (f"{model}: {shape.doubt}",)
     except (UnknownName, UnsizedModel) as error:
         is_hub_id = model.count("/") == 1 and not model.startswith((".", "/", "~"))
         if engine is EngineKind.SIMULATED or (isinstance(error, UnknownName) and not is_hub_id):

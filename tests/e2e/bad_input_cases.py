@@ -168,7 +168,35 @@ FLAGS = (
     ),
     case("flag-word", (*STUDY, "--", "chatty"), ExitCode.INVALID_OPTION, "'chatty'", "long form"),
     case("flag-managed", (*STUDY, "--", "--port", "1"), ExitCode.INVALID_OPTION, "--port"),
-    case("flag-searched", (*STUDY, "--", "--max-num-seqs", "1"), ExitCode.INVALID_OPTION, "--max-num-seqs", "varies"),
+    case(
+        "flag-searched",
+        (*STUDY, "--space", "default", "--", "--max-num-seqs", "1"),
+        ExitCode.INVALID_OPTION,
+        "--max-num-seqs",
+        "varies",
+    ),
+    case("numbers-half", ("plan", *MODEL, "--prompt-mean", "9"), ExitCode.INVALID_OPTION, "--output-mean"),
+    case(
+        "numbers-p95",
+        ("plan", *MODEL, "--prompt-mean", "100", "--prompt-p95", "50", "--output-mean", "9"),
+        ExitCode.INVALID_OPTION,
+        "--prompt-p95",
+        "at least the mean",
+    ),
+    case("checkpoints-twice", (*STUDY, "--checkpoints", "a,a"), ExitCode.INVALID_OPTION, "--checkpoints", "different"),
+    case(
+        "checkpoints-in-a-file",
+        (*STUDY, "--space", "default", "--checkpoints", "auto"),
+        ExitCode.INVALID_OPTION,
+        "checkpoints",
+        "--space auto",
+    ),
+    case("min-model-len", (*STUDY, "--min-model-len", "9999999"), ExitCode.NO_FEASIBLE_CONFIG, "131072"),
+    case("compare-one", ("compare", "s"), ExitCode.INVALID_OPTION, "A B"),
+    case("compare-unknown", ("compare", "nosuch:0", "nosuch:1"), ExitCode.UNKNOWN_STUDY, "nosuch"),
+    case("compare-price", ("compare", "s", "0", "1", "--gpu-hour-price", "nan"), ExitCode.INVALID_OPTION, "above 0"),
+    case("gc-age", ("gc", "--older-than", "soon"), ExitCode.INVALID_OPTION, "soon"),
+    case("schema", ("schema", "nothing"), ExitCode.USAGE, "nothing", "workload"),
 )
 
 FILES = (

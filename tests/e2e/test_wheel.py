@@ -80,13 +80,24 @@ def test_a_study_runs_from_the_installed_wheel_in_an_empty_folder(installed: Pat
         return done.stdout
 
     assert run("-c", "import autotune; print(autotune.__file__)").startswith(str(installed))
-    words = ("study", "--file", "llama-8b-chat", "--engine", "simulated", "--trials", "3", "--repeats", "0", "--json")
+    words = (
+        "study",
+        "--file",
+        "r7-llama-8b-4gpu",
+        "--engine",
+        "simulated",
+        "--trials",
+        "3",
+        "--repeats",
+        "0",
+        "--json",
+    )
     document = json.loads(run("-m", "autotune", *words))
-    assert document["study"] == "llama-8b-chat"
+    assert document["study"] == "r7-llama-8b-4gpu"
     assert len(document["trials"]) == 3
     assert document["simulated"] is True
     assert document["front"]
     assert (tmp_path / "empty" / "studies" / "autotune.db").stat().st_size > 0
     picture = tmp_path / "front.html"
-    run("-m", "autotune", "pareto", "llama-8b-chat", "--picture", str(picture))
+    run("-m", "autotune", "pareto", "r7-llama-8b-4gpu", "--picture", str(picture))
     assert MODEL in picture.read_text(encoding="utf-8")

@@ -18,16 +18,17 @@ from typing import Any
 
 import yaml
 
-from autotune.node.defaults import ResolvedSettings, Version, parse_version
+from autotune.node.defaults import ResolvedSettings, Version, parse_version, resolve
 from autotune.node.memory import estimate, kv_layout_of, kv_tokens_from_bytes, longest_request
-from autotune.node.model_shape import load_shape
-from autotune.records import AttentionKind, Experts, Gpu, LayerAttention, LayerShape, ModelShape
+from autotune.node.model_shape import load_shape, shape_from_config
+from autotune.records import AttentionKind, Config, Experts, Gpu, LayerAttention, LayerShape, Link, ModelShape, Node
 from autotune.units import GIB
 
 DATA = Path(__file__).parent.parent / "tests" / "data" / "memory"
 NO_CACHE = {"HF_HUB_CACHE": "/nonexistent"}
 PLAIN_SHARE, MIXED_SHARE = 0.005, 0.05
 AVAILABLE_SHARE, CARD_SHARE = 0.10, 0.02
+H200_GIB = 139.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Row:
     Attributes:
         tokens_limit, available_limit: largest error that is accepted, as a share and in GiB.
         derived: the logged memory was computed back from the tokens.
+        blind_gib: available memory as it was predicted before the start, by the model of that day.
     """
 
     row: str
@@ -53,6 +55,7 @@ class Row:
     available_limit: float | None = None
     weights_gib: float | None = None
     weights_predicted: float | None = None
+    blind_gib: float | None = None
     unmet: str = ""
     unmet_whole: str = ""
 
@@ -88,6 +91,8 @@ def rows(folder: Path = DATA) -> Iterator[Row]:
     shapes = {name: _shape(name, entry) for name, entry in data["models"].items()}
     for entry in data["rows"]:
         yield _public_row(entry, shapes.get(entry["model"]))
+    for line in (folder / "h200-models.jsonl").read_text(encoding="utf-8").splitlines():
+        yield _model_row(json.loads(line))
     shape = load_shape("meta-llama/Llama-3.1-8B", env=NO_CACHE)
     with (folder / "h200.csv").open(newline="") as file:
         for record in csv.DictReader(file):
@@ -151,6 +156,29 @@ def _from_memory(
     }
 
 
+def _model_row(record: Mapping[str, Any]) -> Row:
+    """A start of one model on the recorded H200; `blind` is what was predicted before it was started."""
+    shape = shape_from_config(record["config"], name=record["case"], file=record["case"])
+    gpu = Gpu(index=0, name="H200", memory_bytes=round(H200_GIB * GIB), compute_capability=(9, 0))
+    node = Node(name="1xH200-141GB", gpus=(gpu,), link=Link.NONE, simulated=False)
+    settings = resolve(Config.of(record["flags"]), node, shape, record["version"])
+    version = parse_version(record["version"])
+    memory = estimate(shape, gpu, settings, version=version)
+    return Row(
+        row=record["case"],
+        model=record["config"]["model_type"],
+        gpu="H200",
+        source=f"recorded, vLLM {record['version']}",
+        kv_gib=record["kv_gib"],
+        available_predicted=memory.available_kv_bytes / GIB,
+        available_limit=max(AVAILABLE_SHARE * record["kv_gib"], CARD_SHARE * H200_GIB),
+        weights_gib=record["weights_gib"],
+        weights_predicted=memory.weights_bytes_per_gpu / GIB,
+        blind_gib=record["blind"]["kv_gib"],
+        **_from_memory(record, shape, settings, version),
+    )
+
+
 def _h200_row(record: Mapping[str, str], shape: ModelShape) -> Row:
     entry: dict[str, Any] = {
         "util": float(record["gpu_memory_utilization"]),
@@ -164,7 +192,7 @@ def _h200_row(record: Mapping[str, str], shape: ModelShape) -> Row:
     if record["kv_tokens"]:
         entry["kv_tokens"] = int(record["kv_tokens"])
     settings, version = _settings(entry), (0, 25, 1)
-    gpu = Gpu(index=0, name="H200", memory_bytes=round(139.8 * GIB))
+    gpu = Gpu(index=0, name="H200", memory_bytes=round(H200_GIB * GIB))
     memory = estimate(shape, gpu, settings, compiled=record["compile_cache"] == "warm", version=version)
     found = _from_memory(entry, shape, settings, version) if record["kv_tokens"] else {}
     return Row(
@@ -174,7 +202,7 @@ def _h200_row(record: Mapping[str, str], shape: ModelShape) -> Row:
         source="recorded, vLLM 0.25.1",
         kv_gib=entry["kv_gib"],
         available_predicted=memory.available_kv_bytes / GIB,
-        available_limit=max(AVAILABLE_SHARE * abs(entry["kv_gib"]), CARD_SHARE * 139.8),
+        available_limit=max(AVAILABLE_SHARE * abs(entry["kv_gib"]), CARD_SHARE * H200_GIB),
         **found,
     )
 
@@ -248,7 +276,9 @@ def _attention(group: Mapping[str, Any]) -> LayerAttention:
 def main() -> int:
     """Print the table; the exit status is 1 when a prediction misses its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=DATA, help="folder of capacities.yaml and h200.csv")
+    parser.add_argument(
+        "--data", type=Path, default=DATA, help="folder of capacities.yaml, h200-models.jsonl and h200.csv"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     found = list(rows(args.data))
@@ -280,7 +310,12 @@ def _print(found: list[Row]) -> None:
         print(f"{row.row:22}{row.model:18}{memory:>9}{logged:>12}{predicted:>12}{error:>9}   "
               f"{_cell(row.available_predicted, 2):>24}{_cell(row.available_error_gib, 2):>8}"
               f"{_cell(row.available_limit, 2):>7}{weights:>17}{'  MISSED' if row.missed else ''}")  # fmt: skip
-    print("* computed back from the tokens: proves nothing about them\n")
+    print("* computed back from the tokens: proves nothing about them")
+    blind = [100 * (row.blind_gib / row.kv_gib - 1) for row in found if row.blind_gib is not None and row.kv_gib]
+    if blind:
+        worst = max(blind, key=abs)
+        print(f"{len(blind)} starts were predicted before they were made: available memory at worst {worst:+.2f} % off")
+    print()
     for row in found:
         reasons = [f"tokens: {row.unmet}"] if row.unmet else []
         reasons += [f"available memory: {row.unmet_whole}"] if row.unmet_whole else []

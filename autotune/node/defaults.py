@@ -86,18 +86,13 @@ def resolve(
     given = {name: value for name, value in (*(extra or {}).items(), *config) if value is not None}
     version = parse_version(vllm_version)
     parallel = {size: _count(given, f"{size}-parallel-size", 1) for size in ("tensor", "pipeline", "data")}
-    world = parallel["tensor"] * parallel["pipeline"]
     mode = _choice(given, "performance-mode", "balanced", PERFORMANCE_MODES)
-    scale = 2 if mode == "throughput" else 1  # arg_utils.py 0.32 doubles both defaults, and nothing that is set
-    default_tokens, default_seqs = (
-        scale * n for n in default_batch(node.gpus[0] if node.gpus else None, world, version)
-    )
     length = _length(given, shape)
-    seqs = _count(given, "max-num-seqs", default_seqs)
     chunked = _switch(given, "enable-chunked-prefill", True)
-    if not chunked:
-        default_tokens = max(default_tokens, length)
-    tokens = _count(given, "max-num-batched-tokens", min(default_tokens, seqs * length))
+    world = parallel["tensor"] * parallel["pipeline"]
+    defaults = default_batch(node.gpus[0] if node.gpus else None, world, version)
+    scale = 2 if mode == "throughput" else 1  # arg_utils.py 0.32 doubles both defaults, and nothing that is set
+    tokens, seqs = _batch(given, scale * defaults[0], scale * defaults[1], length, chunked=chunked)
     drafted = _drafted(given)
     eager = _switch(given, "enforce-eager", False)
     dtype = str(given.get("dtype", "auto"))
@@ -183,6 +178,18 @@ def default_batch(gpu: Gpu | None, world: int, version: Version) -> tuple[int, i
     if gpu.memory_bytes >= _HUGE_GPU_BYTES and version >= (0, 32, 0):
         return 16384, 1024
     return 8192, 256 if version < (0, 8, 5) else 1024
+
+
+def _batch(
+    given: Mapping[str, Value], default_tokens: int, default_seqs: int, length: int, *, chunked: bool
+) -> tuple[int, int]:
+    """Tokens and sequences of a step: a default gives way to what is set beside it, in the order of
+    `_set_default_max_num_seqs_and_batched_tokens_args` (arg_utils.py 0.32)."""
+    seqs = _count(given, "max-num-seqs", default_seqs)
+    if not chunked:
+        default_tokens = max(default_tokens, length)
+    tokens = _count(given, "max-num-batched-tokens", min(default_tokens, seqs * length))
+    return tokens, seqs if "max-num-seqs" in given else min(seqs, tokens)
 
 
 def _auto_dtype(node: Node, shape: ModelShape) -> str:

@@ -189,9 +189,6 @@ def _try(
     fixed = dict(context.fixed)
     if values.keys() & fixed.keys():
         return None
-    settings = _settings(values, node, shape, context)
-    if settings.max_num_batched_tokens < settings.max_num_seqs and "max-num-seqs" not in fixed:
-        values["max-num-seqs"] = settings.max_num_batched_tokens
     config = Config.of(values)
     if check(config, node, shape, context):
         return None
@@ -216,8 +213,6 @@ def _why(name: str, value: Value, node: Node, shape: ModelShape, context: RuleCo
         )
     if name == "enable-expert-parallel":
         return f"{name} {value}: an expert of {shape.name} cannot be split over this many GPUs"
-    if name == "max-num-seqs":
-        return f"max-num-seqs {value}: vLLM refuses more sequences than max-num-batched-tokens"
     return (
         f"{name} {value}: {format_bytes(shape.weight_bytes)} of weights leave too little for KV, or do not fit, on "
         f"fewer GPUs of {format_bytes(gpu.memory_bytes)}"

@@ -72,6 +72,12 @@ def test_the_default_batch_never_exceeds_what_all_sequences_can_hold() -> None:
     assert resolve(config, parse_node_name("1xH100-80GB"), SHAPE).max_num_batched_tokens == 1024
 
 
+def test_the_default_cap_of_sequences_never_exceeds_a_batch_that_is_set() -> None:
+    node = parse_node_name("1xH100-80GB")
+    assert resolve(Config.of({"max-num-batched-tokens": 512}), node, SHAPE).max_num_seqs == 512
+    assert resolve(Config.of({"max-num-batched-tokens": 512, "max-num-seqs": 600}), node, SHAPE).max_num_seqs == 600
+
+
 def test_turing_has_no_bfloat16() -> None:
     assert resolve(Config.of({}), parse_node_name("1xT4-16GB"), SHAPE).dtype == "float16"
 

@@ -70,8 +70,8 @@ def test_baseline_leaves_fixed_flags_alone() -> None:
     config, changes = baseline(
         parse_node_name("1xRTX4090-24GB"), shape, 3000, fixed=[("max-model-len", 4096), ("max-num-batched-tokens", 64)]
     )
-    assert config.as_dict() == {"max-num-seqs": 64}
-    assert "max-num-batched-tokens" in changes[0]
+    # vLLM lowers its own default of max-num-seqs to a smaller max-num-batched-tokens (arg_utils.py 0.32).
+    assert (config.as_dict(), changes) == ({}, ())
 
 
 def test_nothing_is_changed_where_nothing_can_be_computed() -> None:

@@ -46,7 +46,7 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
     repeats = f", then baseline and pick again {recipe.repeats}x" if recipe.repeats else ""
     lines.append(f"  budget     {wanted} trials with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
     lines.append(f"  objective  output tokens/s per GPU against p95 TTFT{f', {plan.slo}' if plan.slo else ''}")
-    return tuple(lines)
+    return tuple(map(printable, lines))
 
 
 def _flags(config: Config) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -19,6 +20,10 @@ def run(command: Callable[[], object]) -> NoReturn:
     Args:
         command: ends by returning, by `SystemExit` (the argument parser's way), or by an error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An arrow on an ASCII terminal, a folder's name that is no UTF-8: shown as an escape, and no error.
+            stream.reconfigure(errors="backslashreplace")
     # As Ctrl-C: what a TERM meets half-way (a server command that is being asked for its flags) is cleared up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -67,4 +72,6 @@ def _internal(error: Exception) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Names in a message must not move the cursor. `report.wording` does the same, but takes long to import."""
+    plain = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    print("".join(plain), file=sys.stderr)

@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from autotune.report.wording import printable_lines
+
 
 def titled(title: str, table: RenderableType) -> Group:
     """A table under its title; rich's own titles wrap at the width of a narrow table."""
@@ -36,8 +38,8 @@ def pairs() -> Table:
 
 
 def add(table: Table, *cells: str | Text, style: str | None = None) -> None:
-    """One row; text is taken as it is."""
-    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), style=style)
+    """One row; text is taken as it is, but for control characters."""
+    table.add_row(*(Text(printable_lines(cell)) if isinstance(cell, str) else cell for cell in cells), style=style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class Unbroken:
     text: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.text, overflow="fold")
+        yield Text(printable_lines(self.text), overflow="fold")
 
 
 def print_to(console: Console, renderable: RenderableType) -> None:
@@ -56,6 +58,6 @@ def print_to(console: Console, renderable: RenderableType) -> None:
         for part in renderable.renderables:
             print_to(console, part)
     elif isinstance(renderable, Unbroken):
-        console.print(Text(renderable.text), soft_wrap=True)
+        console.print(Text(printable_lines(renderable.text)), soft_wrap=True)
     else:
         console.print(renderable)

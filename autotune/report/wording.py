@@ -16,6 +16,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
+def printable_lines(text: str) -> str:
+    """As `printable`, but lines stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def number(value: float | None, *, digits: int = 0) -> str:
     """`12,345`, or `-`."""
     return MISSING if value is None else f"{value:,.{digits}f}"

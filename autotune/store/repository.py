@@ -394,7 +394,9 @@ class Store:
             raise StorageError(f"{self.location.label}: holds a record that cannot be read: {error}") from error
 
     def _study(self, session: Session, name: str) -> StudyRow:
-        row = session.scalar(select(StudyRow).where(StudyRow.name == name))
+        # A database takes text that is UTF-8; a name from the command line may be none, and then no study has it.
+        utf8 = name.encode("utf-8", "replace").decode() == name
+        row = session.scalar(select(StudyRow).where(StudyRow.name == name)) if utf8 else None
         if row is None:
             known = session.scalars(select(StudyRow.name)).all()
             raise UnknownName("study", name, known, source=self.location.label)

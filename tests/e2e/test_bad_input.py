@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from autotune_command import LIGHT, LLAMA, SIMULATED_SERVER, TINY, TRACE, Ended, rows, run
-from bad_input_cases import CASES, REAL, Case
+from bad_input_cases import CASES, CONFIG, REAL, Case, case
 
 from autotune.errors import ExitCode
 
@@ -126,6 +126,8 @@ def copy_of(finished: Path, tmp_path: Path) -> Path:
     ("words", "code", "says"),
     [
         (("show", "t", "0"), ExitCode.UNKNOWN_STUDY, "known: s"),
+        (("show", "a\udcffb", "0"), ExitCode.UNKNOWN_STUDY, "known: s"),
+        (("gc", "a\udcffb"), ExitCode.UNKNOWN_STUDY, "known: s"),
         (("show", "s", "9"), ExitCode.UNKNOWN_TRIAL, "0..1"),
         (("show", "s", "--", "-1"), ExitCode.UNKNOWN_TRIAL, "0..1"),
         (("logs", "s", "9"), ExitCode.UNKNOWN_TRIAL, "0..1"),
@@ -323,6 +325,20 @@ def goes_on(folder: Path, words: tuple[str, ...]) -> None:
     assert rows(database, "SELECT number FROM autotune_trials WHERE outcome = 'measured' ORDER BY number") == [
         (n,) for n in range(6)
     ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii:strict", "utf-8:strict"])
+def test_a_terminal_that_cannot_show_every_character(tmp_path: Path, encoding: str) -> None:
+    hostile = "a\x1b[31m\udcff"
+    prepare(
+        tmp_path / "f", case("", (), ExitCode.OK, files={f"{hostile}/config.json": CONFIG.format(hidden=64, heads=4)})
+    )
+    for words in (("plan", "--workload", "chat"), ("capacity",)):
+        env = {"PYTHONIOENCODING": encoding}
+        ended = run(tmp_path / "f", *words, "--model", hostile, "--node", "2xL40S-48GB-PCIe", env=env)
+        assert ended.code == 0, ended.err
+        assert "a\\x1b[31m\\udcff" in ended.out
+        assert "\x1b" not in ended.out + ended.err
 
 
 def test_nothing_measured_has_its_own_code(tmp_path: Path) -> None:

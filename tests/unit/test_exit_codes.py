@@ -91,3 +91,9 @@ def test_a_bug_of_ours_is_one_line_and_its_story_in_a_file(capsys: pytest.Captur
     story = Path(said.strip().rpartition(" ")[2])
     assert "Traceback" in story.read_text(encoding="utf-8")
     story.unlink()
+
+
+def test_a_name_in_a_message_does_not_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        reporting.run(_raising(errors.InvalidFile("a\x1b[2J.yaml", "", 5, "text")))
+    assert capsys.readouterr().err.startswith("autotune: a\\x1b[2J.yaml: 5 is not accepted")

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.bottleneck import Limit
+from autotune.load.workload import guide_model_len
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import FailureClass, Link, ModelShape, Node, Value
 from autotune.units import format_bytes
 
-_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _SEQUENCES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _FP8_KV_CAPABILITY = (8, 9)
 HIGHEST_UTILIZATION = 0.95
@@ -87,7 +87,7 @@ def _len_down(case: Case) -> Advice | None:
         return Advice(text=f"Lower --max-model-len from {now:,} to {told:,} or less: {fits}.", moves=moves)
     if needed is None:
         return Advice(text=f"Lower --max-model-len from {now:,} to what requests really need.", moves=moves)
-    wanted = next((length for length in _LENGTHS if length >= needed), needed)
+    wanted = guide_model_len(needed)
     if wanted >= now:
         wanted = needed
     if wanted >= now:

@@ -187,7 +187,8 @@ def check_lengths(workload: Workload, max_model_lens: Iterable[int]) -> tuple[Le
 
 
 def guide_model_len(needed: int) -> int:
-    """The guide's `max-model-len` for a longest request of `needed` tokens: the next of GUIDE_MODEL_LENS."""
+    """The guide's `max-model-len` (G7) for a longest request of `needed` tokens: the next of GUIDE_MODEL_LENS, beyond
+    the last of them the need itself."""
     return next((length for length in GUIDE_MODEL_LENS if length >= needed), needed)
 
 

@@ -11,6 +11,7 @@ from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS, AcceptedFl
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.requests import plan_requests, reachable_share
 from autotune.load.tokenizing import find_tokenizer
+from autotune.load.workload import guide_model_len
 from autotune.load.workloads import Workload, load_workload, workload_from_numbers
 from autotune.node.catalogue import variants_of
 from autotune.node.gpus import parse_node_name
@@ -37,7 +38,7 @@ from autotune.search.objective import parse_slo
 from autotune.search.rules import RuleContext, require_feasible
 from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace
-from autotune.search.starting import baseline, guide_length, starting_points
+from autotune.search.starting import baseline, starting_points
 
 DEFAULT_NODE = "1xH100-80GB"
 
@@ -374,7 +375,7 @@ def _fixed(
     fixed = dict(space.fixed)
     taken = {name for name, _ in extra} | set(fixed) | {parameter.name for parameter in space.parameters}
     if "max-model-len" not in taken and shape is not None:
-        limits = [guide_length(needed), shape.max_position_embeddings]
+        limits = [guide_model_len(needed), shape.max_position_embeddings]
         cut = base.get("max-model-len")
         limits += [cut] if isinstance(cut, int) else []
         fixed["max-model-len"] = max(needed, min(limits))

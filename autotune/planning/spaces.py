@@ -13,6 +13,7 @@ from autotune.recipe import AUTO_SPACE, WIDE_SPACE, Recipe
 from autotune.records import Config, ModelShape, Node, Value
 from autotune.search.generate import GeneratedSpace, generate_space
 from autotune.search.need import Traffic
+from autotune.search.parameter import is_number, same_value
 from autotune.search.rules import RuleContext, check
 from autotune.search.space import Parameter, SearchSpace, load_space
 
@@ -75,7 +76,7 @@ def _widened(space: SearchSpace, points: Sequence[Config]) -> SearchSpace:
     there = {p.name for p in parameters} | set(dict(space.fixed))
     for name in dict.fromkeys(name for point in points for name, _ in point):
         values = tuple(dict.fromkeys(v for point in points if (v := point.get(name)) is not None))
-        if name not in there and not all(_same(value, _NEUTRAL.get(name)) for value in values):
+        if name not in there and not all(same_value(value, _NEUTRAL.get(name)) for value in values):
             parameters.append(
                 Parameter(name=name, choices=(None, *values), why="in a starting point of the study file")
             )
@@ -98,11 +99,11 @@ def _with_values(parameter: Parameter, points: Sequence[Config]) -> Parameter:
     choices = list(parameter.choices)
     for point in points:
         value = point.get(parameter.name)
-        if value is not None and not any(_same(value, choice) for choice in choices):
+        if value is not None and not any(same_value(value, choice) for choice in choices):
             choices.append(value)
     if len(choices) == len(parameter.choices):
         return parameter
-    numbers = [c for c in choices if isinstance(c, int | float) and not isinstance(c, bool)]
+    numbers = [c for c in choices if is_number(c)]
     return replace(parameter, choices=tuple(sorted(numbers) if len(numbers) == len(choices) else choices))
 
 
@@ -118,7 +119,7 @@ def complete_point(
     shown = " ".join(f"{name}={value}" for name, value in point)
     fixed = dict(context.fixed)
     for name, value in point:
-        if space.parameter(name) is None and not _same(value, fixed.get(name, _NEUTRAL.get(name))):
+        if space.parameter(name) is None and not same_value(value, fixed.get(name, _NEUTRAL.get(name))):
             names = ", ".join(parameter.name for parameter in space.parameters)
             raise InvalidOption("starting_points", f"{name}={value}", f"parameters of the space: {names}")
     defaults = _defaults(node, shape, context)
@@ -158,13 +159,9 @@ def _nearest(parameter: Parameter, wanted: Value) -> Value:
     """vLLM's own default where it is a choice (None), else the choice nearest to what that default is."""
     if any(choice is None for choice in parameter.choices):
         return None
-    if any(_same(choice, wanted) for choice in parameter.choices):
+    if any(same_value(choice, wanted) for choice in parameter.choices):
         return wanted
-    numbers = [c for c in parameter.choices if isinstance(c, int | float) and not isinstance(c, bool)]
-    if numbers and isinstance(wanted, int | float) and not isinstance(wanted, bool):
+    numbers = [c for c in parameter.choices if is_number(c)]
+    if numbers and is_number(wanted):
         return min(numbers, key=lambda choice: abs(choice - wanted))
     return parameter.choices[0]
-
-
-def _same(one: Value, other: Value) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and one == other

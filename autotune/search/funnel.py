@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Config, Value
+from autotune.search.parameter import same_value
 from autotune.search.space import Parameter, SearchSpace
 
 Verdict = Callable[[dict[str, Value]], tuple[int, str] | None]
@@ -81,7 +82,7 @@ class Funnel:
         for axis, parameter in enumerate(self.space.parameters):
             if parameter.name in values:
                 wanted = values[parameter.name]
-                found = [at for at, choice in enumerate(parameter.choices) if _same(choice, wanted)]
+                found = [at for at, choice in enumerate(parameter.choices) if same_value(choice, wanted)]
                 if not found:
                     return False
                 index[axis] = found[0]
@@ -206,7 +207,3 @@ def _configs(space: SearchSpace, left: NDArray[np.bool_]) -> Iterator[Config]:
     for pairs_of_one in zip(*columns, strict=True):
         kept = tuple(pair for pair in pairs_of_one if pair is not None) if conditional else pairs_of_one
         yield Config(params=kept)
-
-
-def _same(one: Value, other: Value) -> bool:
-    return isinstance(one, bool) == isinstance(other, bool) and one == other

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 
 from autotune.engine.flags import AcceptedFlags
 from autotune.errors import NoFeasibleConfig
+from autotune.load.workload import guide_model_len
 from autotune.records import ModelShape, Node, Value
 from autotune.search.generate_core import core_parameters, layout_tries
 from autotune.search.generate_secondary import secondary_parameters
 from autotune.search.layouts import LayoutPlan, no_layout, plan_layouts
-from autotune.search.need import Need, Omission, Traffic, guide_length
+from autotune.search.need import Need, Omission, Traffic
 from autotune.search.parameter import Parameter
 from autotune.search.rules import RuleContext, judge_space
 from autotune.search.rules_base import CHECKPOINT
@@ -245,7 +246,7 @@ def _lengths(need: Need) -> list[int | None]:
     most, admitted = need.shape.max_position_embeddings, need.context.admitted_len
     if admitted is None:
         return [None, *(length for length in _SMALLER_LENGTHS if length < most)]
-    return list(dict.fromkeys([max(admitted, min(guide_length(admitted), most)), admitted]))
+    return list(dict.fromkeys([max(admitted, min(guide_model_len(admitted), most)), admitted]))
 
 
 def _kept(parameters: Sequence[Parameter | Omission], need: Need, omitted: list[Omission]) -> list[Parameter]:

@@ -10,8 +10,6 @@ from autotune.search.layouts import LayoutPlan
 from autotune.search.rules import RuleContext
 from autotune.search.rules_memory import smallest_gpu
 
-_GUIDE_LENGTHS = (8192, 16384, 32768, 65536, 131072)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
@@ -98,8 +96,3 @@ class Need:
         """Whether the model compresses its KV (MLA)."""
         shape = self.tightest or self.shape
         return shape is not None and any(x.attention.kind is AttentionKind.LATENT for x in shape.decoder)
-
-
-def guide_length(needed_len: int) -> int:
-    """What the guide rounds a workload's longest request up to (G7); beyond its last step the need itself."""
-    return next((length for length in _GUIDE_LENGTHS if length >= needed_len), needed_len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from autotune.records import Value
 
@@ -56,6 +57,11 @@ class Parameter:
 def same_value(one: Value, other: Value) -> bool:
     """Equal as flag values: 1 and 1.0 are the same, 1 and true are not."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def is_number(value: Value) -> TypeGuard[int | float]:
+    """Whether a value is a number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def value_key(value: Value) -> tuple[bool, Value]:

@@ -20,7 +20,8 @@ from optuna.exceptions import ExperimentalWarning
 
 from autotune.errors import InvalidOption
 from autotune.records import Config, Value
-from autotune.search.space import Parameter, SearchSpace
+from autotune.search.parameter import Parameter, is_number, same_value
+from autotune.search.space import SearchSpace
 
 SAMPLERS = ("tpe", "nsga2", "random", "grid", "qmc", "gp")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
@@ -101,7 +102,7 @@ class Dial:
     def of(cls, parameter: Parameter) -> Dial:
         """Ordered when all choices are numbers and there are three or more; two are the same either way."""
         choices = parameter.choices
-        numbers = [one for one in choices if isinstance(one, int | float) and not isinstance(one, bool)]
+        numbers = [one for one in choices if is_number(one)]
         if len(numbers) == len(choices) >= 3:
             return cls(parameter=parameter, order=tuple(sorted(numbers)), ordered=True)
         return cls(parameter=parameter, order=choices, ordered=False)
@@ -109,7 +110,7 @@ class Dial:
     def index(self, value: Value) -> int | None:
         """Where `value` stands; None when it is no choice. 1 and 1.0 are the same, 1 and True are not."""
         for index, choice in enumerate(self.order):
-            if isinstance(choice, bool) == isinstance(value, bool) and choice == value:
+            if same_value(choice, value):
                 return index
         return None
 

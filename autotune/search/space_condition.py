@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from autotune.errors import InvalidFile
 from autotune.records import Value
-from autotune.search.parameter import Conditions, Parameter, same_value, spell_all, value_key
+from autotune.search.parameter import Conditions, Parameter, is_number, same_value, spell_all, value_key
 
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
@@ -61,11 +61,11 @@ def _compared(
         if not any(same_value(operand, one) for one in known):
             raise InvalidFile(*place, f"{sign} {text}", f"a comparison with a value of {other}: {spell_all(known)}")
         return tuple(one for one in known if same_value(operand, one) == (sign == "=="))
-    if not _is_number(operand) or not any(map(_is_number, known)):
+    if not is_number(operand) or not any(map(is_number, known)):
         raise InvalidFile(*place, f"{sign} {text}", f"{sign} between numbers; {other} has {spell_all(known)}")
     holds = _ORDER[sign]
     # A value that is no number (null: vLLM's own default) is on neither side of any.
-    return tuple(one for one in known if _is_number(one) and holds(one, operand))  # type: ignore[arg-type]  # numbers, as asked
+    return tuple(one for one in known if is_number(one) and holds(one, operand))
 
 
 def _operand(text: str) -> Value:
@@ -75,10 +75,6 @@ def _operand(text: str) -> Value:
         return float(text) if any(sign in text for sign in ".eE") else int(text)
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
     return text[1:-1] if quoted else text
-
-
-def _is_number(value: Value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def impossible(

@@ -7,18 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import NoFeasibleConfig
+from autotune.load.workload import guide_model_len
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate
 from autotune.records import Config, ModelShape, Node, Value
 from autotune.search.layouts import ROOMY_SHARE, LayoutPlan, no_layout_hint, plan_layouts
-from autotune.search.need import guide_length
+from autotune.search.parameter import is_number, same_value
 from autotune.search.rules import RuleContext, check, smallest_gpu
 from autotune.search.rules_base import CHECKPOINT
 from autotune.search.rules_memory import try_estimate, version_of_text
 from autotune.search.space import Parameter, SearchSpace
 from autotune.units import format_bytes
-
-__all__ = ["baseline", "guide_length", "starting_points"]
 
 _TIGHT_CONCURRENCY = 256
 """Below this many requests in KV at once, fp8 KV is worth a try: it removes preemptions (G9)."""
@@ -172,7 +171,7 @@ def _lengths(shape: ModelShape, needed_len: int | None) -> Iterator[int | None]:
     """The model's own length (None), then the workload's need rounded up as the guide does, then the bare need."""
     yield None
     if needed_len is not None and needed_len < shape.max_position_embeddings:
-        rounded = guide_length(needed_len)
+        rounded = guide_model_len(needed_len)
         if rounded < shape.max_position_embeddings:
             yield rounded
         if rounded != needed_len:
@@ -310,10 +309,10 @@ def _nearest(space: SearchSpace, wish: Mapping[str, Value]) -> Config:
 
 def _choose(parameter: Parameter, wanted: Value) -> Value:
     for choice in parameter.choices:
-        if isinstance(choice, bool) == isinstance(wanted, bool) and choice == wanted:
+        if same_value(choice, wanted):
             return choice
-    if isinstance(wanted, int | float) and not isinstance(wanted, bool) and wanted > 0:
-        numbers = [c for c in parameter.choices if isinstance(c, int | float) and not isinstance(c, bool) and c > 0]
+    if is_number(wanted) and wanted > 0:
+        numbers = [c for c in parameter.choices if is_number(c) and c > 0]
         if numbers:
             # By ratio: sizes double from choice to choice.
             return min(numbers, key=lambda c: abs(math.log(c / wanted)))

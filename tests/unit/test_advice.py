@@ -108,3 +108,10 @@ def test_each_limit_has_its_first_move(limit: Limit, flags: dict[str, Value], pa
 def test_topics_without_an_order_of_the_guide_have_no_advice() -> None:
     assert advise(FailureClass.MODEL_ACCESS, case()) == ()
     assert advise(Limit.COMMUNICATION, case()) == ()
+
+
+def test_a_length_is_lowered_to_the_guides_next_step_then_to_the_need() -> None:
+    for now, wanted in ((32768, "8,192"), (8192, "3,000")):
+        given = replace(case(max_model_len=now), needed_len=3000)
+        first = advise(FailureClass.OOM_AT_LOAD, given)[0]
+        assert f"from {now:,} to {wanted}" in first.text

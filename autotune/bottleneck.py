@@ -14,6 +14,8 @@ from enum import StrEnum
 
 from autotune.errors import InvalidOption
 from autotune.node.defaults import ResolvedSettings, resolve
+from autotune.node.kv_capacity import values_per_token
+from autotune.node.layers import layer_shapes
 from autotune.records import Config, Gpu, LevelRole, Link, Measurement, ModelShape, Node, ServerDelta, Trial
 from autotune.simulator.step_time import Coefficients
 from autotune.units import format_seconds
@@ -213,10 +215,11 @@ def _communication(e: _Evidence) -> Iterator[Verdict]:
     c = Coefficients()
     nvlink = e.link is Link.NVLINK
     once = c.allreduce_latency_s if nvlink else c.allreduce_pcie_latency_s
-    batch = (e.server.running_max or 1.0) / s.data_parallel
+    # The running requests are dealt out over the stages, and a token passes all of them one after the other.
+    batch = (e.server.running_max or 1.0) / s.data_parallel / s.pipeline_parallel
     rate = c.nvlink_bytes_per_s if nvlink else c.pcie_bytes_per_s
     payload = 2 * (s.tensor_parallel - 1) / s.tensor_parallel * batch * shape.hidden_size * 2 / rate
-    spent = 2 * shape.layers / s.pipeline_parallel * (once + payload)
+    spent = 2 * shape.layers * (once + payload)
     share = min(1.0, spent / tpot.p50.value)
     if share < 0.25:
         return
@@ -275,11 +278,10 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
     if tpot is None or e.server.running_max is None:
         return
     context = (e.level.prompt_tokens + (e.level.output_tokens or 0) / 2) / e.level.completed
-    kv_share = 0.5 if s.kv_cache_dtype.startswith("fp8") else 1.0
-    kv_bytes = e.server.running_max / s.data_parallel * context * shape.kv_bytes_per_token * kv_share
-    group = s.tensor_parallel * s.pipeline_parallel
-    weights = shape.weight_bytes * (active / shape.parameters if shape.parameters else 1.0)
-    read_s = (weights / c.weight_read_share + kv_bytes / c.kv_read_share) / group / gpu.memory_bytes_per_s
+    kv_bytes = e.server.running_max / s.data_parallel * _kv_read_bytes(shape, s, context)
+    weights = shape.weight_bytes * (active / shape.parameters if shape.parameters else 1.0) / s.tensor_parallel
+    # A token passes every stage: each reads its part of the weights, and the KV of its part of the requests.
+    read_s = (weights / c.weight_read_share + kv_bytes / s.pipeline_parallel / c.kv_read_share) / gpu.memory_bytes_per_s
     share = min(1.0, read_s / tpot.p50.value)
     if share >= 0.5:
         yield Verdict(
@@ -291,6 +293,15 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
                 f"({share:.0%})",
             ),
         )
+
+
+def _kv_read_bytes(shape: ModelShape, settings: ResolvedSettings, context: float) -> float:
+    """K and V that the GPUs of one TP rank read for the next token of a request, all layers together."""
+    width = 1 if settings.kv_cache_dtype.startswith("fp8") else 2
+    attentions = [layer.attention for layer in layer_shapes(shape)]
+    return width * sum(
+        values_per_token(one, settings.tensor_parallel) * min(context, one.window or context) for one in attentions
+    )
 
 
 def _light_load(e: _Evidence) -> Iterator[Verdict]:

@@ -149,6 +149,32 @@ def test_all_reduces_over_pcie_are_communication_and_over_nvlink_less_so() -> No
     assert Limit.COMMUNICATION not in {v.limit for v in verdicts(measured(config, tpot_s=_latency(0.020)), nvlink)}
 
 
+def test_a_token_passes_every_stage_of_a_pipeline() -> None:
+    config: dict[str, Value] = {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}
+    # All 64 all-reduces of 90 us, each of 32 requests x 4096 x 2 B over 18 GB/s: 6.7 ms.
+    pcie = Setting(node=parse_node_name("4xL40S-48GB-PCIe"), shape=LLAMA)
+    linked = verdicts(measured(config, tpot_s=_latency(0.020)), pcie)
+    said = next(verdict for verdict in linked if verdict.limit is Limit.COMMUNICATION)
+    assert "about 7 ms of all-reduces in a step of 20 ms (33%)" in said.evidence[0]
+    # 16.06 GB over 2 stages are read one after the other: 4.5 ms; the KV of 32 requests on each: 2 x 0.07 ms.
+    stages: dict[str, Value] = {"pipeline-parallel-size": 2}
+    h200 = Setting(node=parse_node_name("2xH200-141GB-NVLink"), shape=LLAMA)
+    verdict = first(measured(stages, tpot_s=_latency(0.008)), h200)
+    assert verdict.limit is Limit.DECODE
+    assert "about 5 ms of reading in a step of 8 ms (58%)" in verdict.evidence[0]
+
+
+def test_every_rank_reads_the_whole_latent() -> None:
+    # 1,024 requests of 9,500 tokens x 61 layers x 576 numbers x 2 B over 0.92 x 4.8 TB/s: 155 ms, with TP 8 as with 1.
+    shape = load_shape("deepseek-ai/DeepSeek-V3")
+    node = Setting(node=parse_node_name("8xH200-141GB-NVLink"), shape=shape)
+    slow = {"request_rps": Estimate(value=1.0), "tpot_s": _latency(0.300)}
+    long = {"prompt_tokens": 900_000, "output_tokens": 100_000, **slow}
+    busy = replace(QUIET, running_max=1024.0)
+    found = verdicts(measured({"tensor-parallel-size": 8}, busy, **long), node)
+    assert Limit.DECODE in {verdict.limit for verdict in found}
+
+
 @pytest.mark.parametrize(
     ("config", "hits", "reachable", "missed"),
     [

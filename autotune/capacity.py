@@ -12,9 +12,10 @@ from enum import StrEnum
 
 from autotune.node.defaults import ResolvedSettings, Version
 from autotune.node.kv_capacity import kv_value_bytes
-from autotune.node.layers import padded_vocab
 from autotune.node.memory import CALIBRATED_VERSION, MemoryEstimate, estimate, kv_layout_of
-from autotune.records import AttentionKind, Gpu, ModelShape, Node
+from autotune.records import Gpu, Link, ModelShape, Node
+from autotune.search.rules_base import Case, RuleContext
+from autotune.search.rules_parallel import SHAPE_RULES
 from autotune.units import format_bytes
 
 HEADROOM = 1.2
@@ -172,22 +173,12 @@ def of_gpu(
 
 
 def indivisible(shape: ModelShape, settings: ResolvedSettings) -> tuple[str, ...]:
-    """Why the layout cannot split the model, one sentence each; empty when it can."""
-    tp, pp = settings.tensor_parallel, settings.pipeline_parallel
-    found = []
-    latent = any(layer.attention.kind is AttentionKind.LATENT for layer in shape.decoder)
-    if shape.heads % tp:
-        found.append(f"TP {tp} does not divide the {shape.heads} attention heads")
-    uneven = shape.kv_heads % tp if tp <= shape.kv_heads else tp % shape.kv_heads
-    if uneven and not latent:
-        found.append(f"{shape.kv_heads} KV heads can be neither split over nor copied evenly to {tp} GPUs")
-    if padded_vocab(shape.vocab_size) % tp:
-        found.append(f"TP {tp} does not divide the padded vocabulary of {padded_vocab(shape.vocab_size):,}")
-    if pp > shape.layers:
-        found.append(f"{pp} pipeline stages for {shape.layers} layers")
-    if settings.expert_parallel and shape.experts is None:
-        found.append("expert parallelism needs a mixture of experts")
-    return tuple(found)
+    """Why the layout cannot split the model, by the same rules that refuse a config; empty when it can."""
+    nowhere = Node(name="any node", gpus=(), link=Link.NONE, simulated=False)
+    case = Case(values={}, settings=settings, node=nowhere, shape=shape, context=RuleContext())
+    # The others spare a launch of the same config under a second name: that one starts.
+    asked = [rule for rule in SHAPE_RULES if rule.needs_shape]
+    return tuple(f"{finding.reason}: {finding.text}" for rule in asked for finding in rule.judge(case))
 
 
 def layouts(node: Node, settings: ResolvedSettings) -> tuple[ResolvedSettings, ...]:
@@ -230,7 +221,7 @@ def remedies(
         found.append(_remedy("kv-cache-dtype fp8", again(replace(capacity.settings, kv_cache_dtype="fp8")), "quality"))
     if capacity.memory is not None:
         found += _more_memory(capacity.settings, again)
-        found += _more_gpus(capacity.settings, again, gpus)
+        found += _more_gpus(shape, capacity.settings, again, gpus)
     return tuple(found)
 
 
@@ -255,7 +246,7 @@ def _more_memory(settings: ResolvedSettings, again: Callable[[ResolvedSettings],
 
 
 def _more_gpus(
-    settings: ResolvedSettings, again: Callable[[ResolvedSettings], Capacity], gpus: int | None
+    shape: ModelShape, settings: ResolvedSettings, again: Callable[[ResolvedSettings], Capacity], gpus: int | None
 ) -> Iterator[Remedy]:
     for label, field, size in (
         ("TP", "tensor_parallel", settings.tensor_parallel),
@@ -263,12 +254,11 @@ def _more_gpus(
         ("DP", "data_parallel", settings.data_parallel),
     ):
         larger = replace(settings, **{field: 2 * size})  # type: ignore[arg-type]  # the fields are all whole numbers
-        then = again(larger)
-        if any("TP" in reason or "KV heads" in reason or "stages" in reason for reason in then.reasons):
+        if indivisible(shape, larger):
             continue
         lacking = gpus is not None and larger.gpus > gpus
         note = f"needs {larger.gpus} GPUs" + (f", the node has {gpus}" if lacking else "")
-        yield _remedy(f"{label} {2 * size}", then, note)
+        yield _remedy(f"{label} {2 * size}", again(larger), note)
 
 
 def _remedy(change: str, then: Capacity, note: str = "") -> Remedy:

@@ -160,8 +160,12 @@ def test_layouts_use_even_parts_of_the_node() -> None:
 def test_indivisible_layouts_are_named() -> None:
     assert indivisible(LLAMA, replace(PLAIN, tensor_parallel=8)) == ()
     three = indivisible(LLAMA, replace(PLAIN, tensor_parallel=3))
-    assert [reason for reason in three if "32 attention heads" in reason or "8 KV heads" in reason] == list(three)
-    assert len(three) == 2  # 128,256 words are divisible by three
+    whats = ("32 attention heads", "8 KV heads", "14336 MLP columns")
+    assert all(what in reason for what, reason in zip(whats, three, strict=True))  # 128,256 words divide by three
+    # DP 5 would cut each expert in five; a single GPU that deals experts to itself starts.
+    mixture = load_shape("Qwen/Qwen3-30B-A3B", env={"HF_HUB_CACHE": "/nonexistent"})
+    assert any("768 columns of an expert" in reason for reason in indivisible(mixture, replace(PLAIN, data_parallel=5)))
+    assert indivisible(mixture, replace(PLAIN, expert_parallel=True)) == ()
     assert "pipeline stages" in indivisible(LLAMA, replace(PLAIN, pipeline_parallel=64))[0]
     assert "mixture" in indivisible(LLAMA, replace(PLAIN, expert_parallel=True))[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.records import ModelShape, Value
-from autotune.search.layouts import SPARING, TYPICAL
+from autotune.search.layouts import SPARING, TIGHT_CONCURRENCY, TYPICAL
 from autotune.search.need import Need, Omission
 from autotune.search.parameter import Parameter
 from autotune.units import GIB, format_bytes
@@ -17,9 +17,6 @@ _MARGIN_BYTES = GIB // 2
 """What a CUDA context of another process may still grow by (A start was refused for 0.07 GiB, pytorch#175666)."""
 
 _SEQUENCES = (8, 16, 32, 64, 128, 256, 512, 1024)
-_TIGHT_CONCURRENCY = 256
-"""Below this many requests in KV at once, fp8 KV is worth a try where it is not native (G9)."""
-
 _LONG_PROMPT = 4096
 _LARGE_GPU_BYTES = 70 * GIB
 
@@ -90,7 +87,7 @@ def _kv_dtype(need: Need) -> Parameter | Omission:
     shown = f"{capability[0]}.{capability[1]}"
     if need.latent:
         return Omission(name=name, why=f"G9: fp8 latents need compute capability 9.0, this GPU has {shown}")
-    tight = need.held is not None and need.held < _TIGHT_CONCURRENCY
+    tight = need.held is not None and need.held < TIGHT_CONCURRENCY
     if capability >= (8, 0) and (tight or need.wide):
         why = f"G9: no fp8 units ({shown}), so fp8_e5m2 saves memory only, with some backends{held}"
         return Parameter(name=name, choices=("auto", "fp8_e5m2"), why=why, lossy=True)

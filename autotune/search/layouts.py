@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidOption, NoFeasibleConfig
-from autotune.node.defaults import resolve
+from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate
 from autotune.records import Config, Link, ModelShape, Node, Value
 from autotune.search.layout_order import Layout, Situation, ordered
@@ -16,6 +16,9 @@ from autotune.search.rules_parallel import dividing_tensor_sizes
 
 ROOMY_SHARE = 0.15
 """A replica whose KV has less than this share of vLLM's budget starts, but serves a handful of requests."""
+
+TIGHT_CONCURRENCY = 256
+"""Below this many requests in KV at once, fp8 KV is worth a try: it removes preemptions (G9)."""
 
 TYPICAL: Mapping[str, Value] = {
     "gpu-memory-utilization": 0.92,
@@ -247,15 +250,14 @@ def _smallest(
         if settings is None:
             continue
         starts = starts or one
+        if shape is None:
+            return one
+        resolved = _resolved(one, settings, node, shape, context)
         found = _estimate(one, settings, node, shape, context)
-        if found is None or (found.fits and found.available_kv_bytes >= ROOMY_SHARE * _budget(settings, node)):
+        budget = resolved.gpu_memory_utilization * smallest_gpu(node).memory_bytes
+        if found is None or (found.fits and found.available_kv_bytes >= ROOMY_SHARE * budget):
             return one
     return starts
-
-
-def _budget(settings: Mapping[str, Value], node: Node) -> float:
-    share = settings.get("gpu-memory-utilization")
-    return (share if isinstance(share, float) else 0.9) * smallest_gpu(node).memory_bytes
 
 
 def _passing(
@@ -278,9 +280,14 @@ def _estimate(
 ) -> MemoryEstimate | None:
     if shape is None:
         return None
-    config = Config.of({**dict(context.fixed), **_config(layout, settings, context).as_dict()})
-    resolved = resolve(config, node, shape, context.vllm_version)
+    resolved = _resolved(layout, settings, node, shape, context)
     return try_estimate(shape, smallest_gpu(node), resolved, version_of_text(context.vllm_version))
+
+
+def _resolved(
+    layout: Layout, settings: Mapping[str, Value], node: Node, shape: ModelShape, context: RuleContext
+) -> ResolvedSettings:
+    return resolve(_config(layout, settings, context), node, shape, context.vllm_version, dict(context.fixed))
 
 
 def _config(layout: Layout, settings: Mapping[str, Value], context: RuleContext) -> Config:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.errors import NoFeasibleConfig
 from autotune.load.workload import guide_model_len
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate
 from autotune.records import Config, ModelShape, Node, Value
-from autotune.search.layouts import ROOMY_SHARE, LayoutPlan, no_layout_hint, plan_layouts
+from autotune.search.layout_order import Layout
+from autotune.search.layouts import (
+    ROOMY_SHARE,
+    SPARING,
+    TIGHT_CONCURRENCY,
+    TYPICAL,
+    LayoutPlan,
+    no_layout_hint,
+    plan_layouts,
+)
 from autotune.search.parameter import is_number, same_value
 from autotune.search.rules import RuleContext, check, smallest_gpu
 from autotune.search.rules_base import CHECKPOINT
@@ -19,43 +28,16 @@ from autotune.search.rules_memory import try_estimate, version_of_text
 from autotune.search.space import Parameter, SearchSpace
 from autotune.units import format_bytes
 
-_TIGHT_CONCURRENCY = 256
-"""Below this many requests in KV at once, fp8 KV is worth a try: it removes preemptions (G9)."""
-
 _MOST_LAYOUTS = 4
 """Layouts among the starting points: a study of twenty trials keeps most of them for the search."""
 
 _BALANCED: Mapping[str, Value] = {
-    "gpu-memory-utilization": 0.92,
-    "max-num-seqs": 256,
-    "max-num-batched-tokens": 8192,
+    **TYPICAL,
     "kv-cache-dtype": "auto",
     "enable-prefix-caching": True,
     "enforce-eager": False,
 }
-_SPARING: Mapping[str, Value] = {
-    **_BALANCED,
-    "gpu-memory-utilization": 0.94,
-    "max-num-seqs": 64,
-    "max-num-batched-tokens": 2048,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    tensor: int
-    pipeline: int
-    expert_parallel: bool = False
-
-    @property
-    def gpus(self) -> int:
-        return self.tensor * self.pipeline
-
-    def flags(self) -> dict[str, Value]:
-        """Only what differs from vLLM's defaults."""
-        both = {"tensor-parallel-size": self.tensor, "pipeline-parallel-size": self.pipeline}
-        sizes: dict[str, Value] = {name: size for name, size in both.items() if size > 1}
-        return {**sizes, "enable-expert-parallel": True} if self.expert_parallel else sizes
+_SPARING: Mapping[str, Value] = {**_BALANCED, **SPARING}
 
 
 def baseline(
@@ -152,12 +134,19 @@ def _fewest_changes(node: Node, shape: ModelShape, context: RuleContext) -> tupl
     return None
 
 
-def _layouts(node: Node, shape: ModelShape) -> list[_Layout]:
+def _changed(layout: Layout) -> dict[str, Value]:
+    """The flags of one replica that differ from vLLM's defaults."""
+    both = {"tensor-parallel-size": layout.tensor, "pipeline-parallel-size": layout.pipeline}
+    sizes: dict[str, Value] = {name: size for name, size in both.items() if size > 1}
+    return {**sizes, "enable-expert-parallel": True} if layout.expert_parallel else sizes
+
+
+def _layouts(node: Node, shape: ModelShape) -> list[Layout]:
     """Layouts of one replica, cheapest first; those that leave GPUs over when repeated come last."""
     mixed = len({gpu.memory_bytes for gpu in node.gpus}) > 1
     count = node.gpu_count
     found = [
-        _Layout(tensor=tensor, pipeline=pipeline, expert_parallel=expert_parallel)
+        Layout(tensor=tensor, pipeline=pipeline, data=1, expert_parallel=expert_parallel)
         for tensor in range(1, count + 1)
         for pipeline in range(1, min(count // tensor, shape.layers) + 1)
         for expert_parallel in ((False, True) if shape.experts is not None and tensor > 1 else (False,))
@@ -179,10 +168,10 @@ def _lengths(shape: ModelShape, needed_len: int | None) -> Iterator[int | None]:
 
 
 def _try(
-    node: Node, shape: ModelShape, context: RuleContext, layout: _Layout, length: int | None, spare: float | None
+    node: Node, shape: ModelShape, context: RuleContext, layout: Layout, length: int | None, spare: float | None
 ) -> tuple[Config, tuple[str, ...]] | None:
     """The config of one layout and length with its reasons; None when it is refused or leaves less than `spare`."""
-    values = layout.flags()
+    values = _changed(layout)
     if length is not None:
         values["max-model-len"] = length
     fixed = dict(context.fixed)
@@ -225,7 +214,7 @@ def _reasons(node: Node, shape: ModelShape, context: RuleContext) -> list[tuple[
         length = context.admitted_len
         cut = length is not None and length < shape.max_position_embeddings and "max-model-len" not in fixed
         extra: dict[str, Value] = {"max-model-len": length} if cut else {}
-        for violation in check(Config.of({**layout.flags(), **extra}), node, shape, context)[:1]:
+        for violation in check(Config.of({**_changed(layout), **extra}), node, shape, context)[:1]:
             text = violation.text
             counts[text] = counts.get(text, 0) + 1
     return sorted(counts.items(), key=lambda item: -item[1])
@@ -289,7 +278,7 @@ def _first_allowed(
 def _variants(plan: LayoutPlan, node: Node, shape: ModelShape, context: RuleContext) -> Iterator[Mapping[str, Value]]:
     """Settings for throughput, then for latency."""
     length = context.admitted_len or shape.max_position_embeddings
-    tight = plan.kv_tokens_predicted is not None and plan.kv_tokens_predicted < _TIGHT_CONCURRENCY * length
+    tight = plan.kv_tokens_predicted is not None and plan.kv_tokens_predicted < TIGHT_CONCURRENCY * length
     capability = smallest_gpu(node).compute_capability
     fp8 = tight and capability is not None and capability >= (8, 9) and shape.kv_cache_dtype is None
     yield {

@@ -158,3 +158,9 @@ def test_every_layout_is_within_the_node_and_once(count: int, kind: str, shape: 
 
 def startable(plan: LayoutPlan, node: Node, shape: ModelShape, rest: dict[str, float]) -> bool:
     return not check(Config.of({**plan.flags, **rest}), node, shape, CONTEXT)
+
+
+def test_room_for_kv_is_a_share_of_the_budget_that_the_operator_fixed() -> None:
+    # 0.3 x 79 GiB hold 15 GiB of weights and 7 GiB of KV: a third of that budget, a tenth of the usual one.
+    shared = replace(CONTEXT, fixed=(*CONTEXT.fixed, ("gpu-memory-utilization", 0.3)))
+    assert labels("4xH100-80GB", LLAMA_8B, shared)[0] == "TP 1 x PP 1 x DP 4"

@@ -92,7 +92,7 @@ def _here(*, look: bool) -> Here:
     from autotune.doctor import Problem
     from autotune.doctor.gather import Here
     from autotune.errors import UnsupportedHardware
-    from autotune.node.probe import open_probe
+    from autotune.node.nvml_probe import open_probe
 
     environ = dict(os.environ)
     probe, problem = None, None

@@ -100,7 +100,7 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
     from autotune.cli.console import output_console
     from autotune.cli.views import opened, view_of
     from autotune.errors import NothingMeasured
-    from autotune.node.probe import open_probe
+    from autotune.node.nvml_probe import open_probe
     from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.progress import progress_view

@@ -18,7 +18,7 @@ BUSY_TIMEOUT_NAME = "AUTOTUNE_BUSY_TIMEOUT_S"
 def surroundings() -> Surroundings:
     """This process's own environment, driver and file system."""
     from autotune.node.machine import count_numa_nodes
-    from autotune.node.probe import open_probe
+    from autotune.node.nvml_probe import open_probe
     from autotune.planning import Surroundings
 
     environ = dict(os.environ)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import UnsupportedHardware
-from autotune.node.probe import FakeGpuProbe, GpuProbe, NvmlProbe, ProbedGpu, detect_node
+from autotune.node.nvml_probe import NvmlProbe
+from autotune.node.probe import FakeGpuProbe, GpuProbe, ProbedGpu, detect_node
 from autotune.records import GpuPath, Topology
 from autotune.units import MIB
 

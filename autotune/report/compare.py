@@ -121,14 +121,16 @@ def _differing(a: Side, b: Side) -> tuple[tuple[str, str, str], ...]:
 
 def _flags(a: Side, b: Side) -> tuple[tuple[str, Value, Value], ...]:
     """What differs, defaults included as the baseline's server told them."""
-    one = {**starting_values(a.view.baseline_trial), **_given(a.trial)}
-    other = {**starting_values(b.view.baseline_trial), **_given(b.trial)}
+    one, other = _served(a), _served(b)
+    if "model" in one or "model" in other:  # a checkpoint that is a parameter; a trial without it serves the study's
+        one, other = {"model": a.view.model, **one}, {"model": b.view.model, **other}
     names = sorted(one.keys() | other.keys())
     return tuple((name, one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name))
 
 
-def _given(trial: Trial) -> dict[str, Value]:
-    return {name: value for name, value in trial.config if value is not None}
+def _served(side: Side) -> dict[str, Value]:
+    given = {name: value for name, value in side.trial.config if value is not None}
+    return {**starting_values(side.view.baseline_trial), **given}
 
 
 _Figure = Callable[[Trial], Estimate | None]

@@ -173,13 +173,20 @@ def doubt_lines(view: StudyView) -> list[RenderableType]:
 
 def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
     """A pick that changes numerics is not only faster: nothing here measures its answers."""
-    dtype = str(trial.config.get("kv-cache-dtype") or "auto")
-    if view.pick is None or view.pick.number != trial.number or dtype in EXACT_KV_DTYPES:
+    if view.pick is None or view.pick.number != trial.number:
+        return ()
+    dtype, checkpoint = str(trial.config.get("kv-cache-dtype") or "auto"), trial.config.get("model")
+    changed = []
+    if checkpoint not in {None, view.model}:
+        changed.append(f"serves another checkpoint, {checkpoint}")
+    if dtype not in EXACT_KV_DTYPES:
+        changed.append(f"stores its KV cache as {dtype}")
+    if not changed:
         return ()
     return (
         Caveat(
             code="answers_not_compared",
-            text=f"the pick stores its KV cache as {dtype}, which can change answers",
+            text=f"the pick {' and '.join(changed)}, which can change answers",
             remedy="Compare them before production, on mathematics, code and exact reasoning, where chat hides it",
         ),
     )

@@ -52,6 +52,12 @@ def test_a_real_gain_and_noise_are_told_apart() -> None:
     assert "(assumed, because nothing was" in text
 
 
+def test_another_checkpoint_stands_beside_the_studys_own_model() -> None:
+    found = compare(*sides(BASE, cases.measured(1, 1500.0, 0.36, {"model": "m-awq"})))
+    assert found.flags == (("model", "m", "m-awq"),)
+    assert compare(*sides(BASE, cases.measured(1, 1500.0, 0.36, {"model": "m"}))).flags == ()
+
+
 def test_energy_stands_only_where_it_was_read() -> None:
     without = compare(*sides(BASE, FAST))
     assert "energy per 1M output tokens" not in {row.name for row in without.rows}

@@ -5,7 +5,7 @@ import pytest
 from report_cases import measured, running, study
 from rich.console import Console
 
-from autotune.records import Caveat, Config, Estimate, LevelRole, ServerFacts
+from autotune.records import Caveat, Config, Estimate, LevelRole, ServerFacts, Value
 from autotune.report import (
     StudyRow,
     as_text,
@@ -214,6 +214,22 @@ def test_a_pick_that_changes_numerics_is_doubted() -> None:
     trials = tuple(lossy if trial.number == picked.number else trial for trial in view.trials)
     shown = as_text(study_report(replace(view, trials=trials)))
     assert "Doubt answers_not_compared (trial 1): the pick stores its KV cache as fp8" in shown
+
+
+def test_a_pick_that_serves_another_checkpoint_is_doubted() -> None:
+    view = study()
+    picked = view.picked_trial
+    assert picked is not None
+
+    def shown(**values: Value) -> str:
+        config = Config.of({**picked.config.as_dict(), **values})
+        trials = tuple(replace(t, config=config) if t.number == picked.number else t for t in view.trials)
+        return " ".join(as_text(study_report(replace(view, trials=trials))).split())
+
+    assert "answers_not_compared" not in shown(model=view.model)
+    assert "the pick serves another checkpoint, org/m-awq, which can change answers" in shown(model="org/m-awq")
+    both = shown(**{"model": "org/m-awq", "kv-cache-dtype": "fp8"})
+    assert "serves another checkpoint, org/m-awq and stores its KV cache as fp8, which can" in both
 
 
 def test_names_to_copy_stay_in_one_piece() -> None:

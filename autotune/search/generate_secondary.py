@@ -119,18 +119,23 @@ def _stream_interval(need: Need) -> _Made:
 
 
 def _tokens_per_s(need: Need) -> float | None:
-    """Most tokens a second of a replica's decode steps: sequences over the time to read its weights once."""
+    """Most tokens a second of a replica's decode steps: sequences over the time to read its weights and KV once."""
     shape, gpu = need.tightest or need.shape, need.gpu
     if shape is None or gpu is None or gpu.memory_bytes_per_s is None or need.held is None or not need.layouts:
         return None
     first = need.layouts[0]
-    read = shape.weight_bytes * ((shape.active_parameters or shape.parameters) / max(1, shape.parameters))
-    step_s = read / (first.tensor * first.pipeline) / gpu.memory_bytes_per_s
-    kv = first.kv_tokens_predicted or 0
-    sequences = min(256.0, kv / need.request_tokens)
-    # Reading the KV of those sequences takes about as long as the room it fills.
-    step_s += sequences * need.request_tokens * shape.kv_bytes_per_token / max(1, first.tensor) / gpu.memory_bytes_per_s
-    return sequences / step_s if step_s > 0 else None
+    gpus = first.tensor * first.pipeline
+    sequences = min(256.0, (first.kv_tokens_predicted or 0) / need.request_tokens)
+    expert_bytes = sum(layer.expert_bytes for layer in shape.decoder)
+    read = (shape.weight_bytes - expert_bytes) / gpus
+    if shape.experts is not None:
+        # A batch reads every expert that one of its tokens passes, far more than the experts of one token; all
+        # replicas share them.
+        share = min(1.0, shape.experts.per_token / shape.experts.count)
+        read += expert_bytes * (1 - (1 - share) ** (sequences * first.data)) / (gpus * first.data)
+    # A latent is not split by tensor parallelism.
+    read += sequences * need.request_tokens * shape.kv_bytes_per_token / (first.pipeline if need.latent else gpus)
+    return sequences * gpu.memory_bytes_per_s / read if read > 0 else None
 
 
 def _outside_pipelines(parameter: Parameter, need: Need) -> Parameter:

@@ -164,6 +164,20 @@ def test_secondary_parameters_have_a_reason_in_this_case() -> None:
     assert choices(made("1xH100-80GB", LLAMA_8B, vllm_version="0.32.0"), "async-scheduling") is None
 
 
+@pytest.mark.parametrize(
+    ("node", "shape", "gpus", "bytes_per_s"),
+    [("8xH200-141GB-NVLink", DEEPSEEK_V3, 8, 4.8e12), ("2xL40S-48GB-PCIe", QWEN3_30B_A3B, 2, 0.864e12)],
+)
+def test_a_batch_reads_all_experts(node: str, shape: ModelShape, gpus: int, bytes_per_s: float) -> None:
+    """256 sequences hit nearly every expert: no step is shorter than reading 0.97 of the weights once."""
+    found = of_recipe(node, shape)
+    chosen = found.space.parameter("api-server-count")
+    why = chosen.why if chosen is not None else omitted(found, "api-server-count")
+    rate = float(why.removeprefix("up to about ").split(" tokens/s")[0].replace(",", ""))
+    bound = 256 / (0.97 * shape.weight_bytes / gpus / bytes_per_s)
+    assert bound / 4 < rate < bound
+
+
 def test_speculation_is_not_searched_with_stages() -> None:
     space = made("4xL40S-48GB", LLAMA_70B, traffic=replace(CHAT, repeats_input=True))
     parameter = space.space.parameter("speculative-config")

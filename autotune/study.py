@@ -335,7 +335,7 @@ def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -
 
 def _describe_load(load: LoadPlan) -> str:
     capacity = (
-        "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.1f} requests/s per GPU)"
+        "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.2f} requests/s per GPU)"
     )
     return (
         f"load fixed for the study: {load.concurrency_per_gpu} at once for throughput, "

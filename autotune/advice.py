@@ -14,12 +14,10 @@ from enum import StrEnum
 from autotune.bottleneck import Limit
 from autotune.load.workload import guide_model_len
 from autotune.node.defaults import ResolvedSettings
-from autotune.records import FailureClass, Link, ModelShape, Node, Value
+from autotune.records import BF16_CAPABILITY, FP8_CAPABILITY, FailureClass, Link, ModelShape, Node, Value
 from autotune.units import format_bytes
 
 _SEQUENCES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_FP8_KV_CAPABILITY = (8, 9)
-HIGHEST_UTILIZATION = 0.95
 
 
 class Toward(StrEnum):
@@ -101,7 +99,7 @@ def _len_down(case: Case) -> Advice | None:
 def _dtype(case: Case) -> Advice | None:
     capability = case.node.gpus[0].compute_capability if case.node is not None and case.node.gpus else None
     if case.settings.dtype == "float32":
-        better = "bfloat16" if capability is None or capability >= (8, 0) else "float16"
+        better = "bfloat16" if capability is None or capability >= BF16_CAPABILITY else "float16"
         return Advice(
             text=f"--dtype {better} instead of float32 halves the weights.",
             moves=(Move(parameter="dtype", toward=Toward.CHANGE),),
@@ -179,7 +177,7 @@ def _fp8_kv(case: Case) -> Advice | None:
         return None
     capability = case.node.gpus[0].compute_capability if case.node is not None and case.node.gpus else None
     doubt = ""
-    if capability is not None and capability < _FP8_KV_CAPABILITY:
+    if capability is not None and capability < FP8_CAPABILITY:
         doubt = f" (on compute capability {capability[0]}.{capability[1]} only some attention backends take it)"
     tokens = case.facts.get("kv_cache_tokens")
     doubled = f", {tokens:,} tokens become {2 * tokens:,}" if isinstance(tokens, int) else ""
@@ -193,7 +191,7 @@ def _fp8_kv(case: Case) -> Advice | None:
 def _util_up(case: Case) -> Advice | None:
     now = case.settings.gpu_memory_utilization
     wanted = next((share for share in (0.88, 0.90, 0.92, 0.94) if share > now + 0.005), None)
-    if wanted is None or now >= HIGHEST_UTILIZATION:
+    if wanted is None:
         return None
     gained = ""
     if case.node is not None and case.node.gpus:

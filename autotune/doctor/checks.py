@@ -13,7 +13,7 @@ from autotune.doctor.link_checks import check_links, check_numa
 from autotune.engine.gpu_memory import TOLERANCE_BYTES
 from autotune.node.defaults import default_utilization, parse_version
 from autotune.node.machine import GpuProcess
-from autotune.records import Gpu
+from autotune.records import BF16_CAPABILITY, FP8_CAPABILITY, Gpu
 from autotune.units import GIB, MIB, format_bytes, format_seconds
 
 LEAST_CUDA_MAJOR = 12
@@ -21,8 +21,6 @@ LEAST_CUDA_MAJOR = 12
 DRIVER_OF_CUDA_13 = "580"
 LEAST_CAPABILITY = (7, 5)
 """Turing; vLLM's builds of today hold no code for older ones."""
-BF16_CAPABILITY = (8, 0)
-FP8_CAPABILITY = (8, 9)
 LEAST_SHM_BYTES = 256 * MIB
 """A TP or PP group's message queue is 10 chunks of 16 MiB (vllm/v1/executor/multiproc_executor.py 0.32), NCCL's buffers
 come on top; Docker gives a container 64 MiB unless told otherwise."""

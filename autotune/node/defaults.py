@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.errors import InvalidOption
-from autotune.records import Config, Gpu, ModelShape, Node, Value
+from autotune.records import BF16_CAPABILITY, Config, Gpu, ModelShape, Node, Value
 from autotune.units import GIB
 
 Version = tuple[int, int, int]
@@ -195,7 +195,7 @@ def _batch(
 def _auto_dtype(node: Node, shape: ModelShape) -> str:
     # Without bfloat16 units vLLM falls back to float16 (ModelConfig, `_resolve_auto_dtype`).
     capability = node.gpus[0].compute_capability if node.gpus else None
-    return "float16" if capability is not None and capability < (8, 0) else shape.dtype
+    return "float16" if capability is not None and capability < BF16_CAPABILITY else shape.dtype
 
 
 def _graph_limit(given: Mapping[str, Value], node: Node, seqs: int, tokens: int, version: Version) -> int:

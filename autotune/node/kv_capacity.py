@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.node.defaults import ResolvedSettings, Version
-from autotune.node.layers import stage_layers
+from autotune.node.layers import BYTES_16BIT, stage_layers
 from autotune.records import AttentionKind, LayerAttention, ModelShape
 
-BYTES_16BIT = 2
 ONE_BYTE_KV_DTYPES = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc"})
 TWO_BYTE_KV_DTYPES = frozenset({"auto", "bfloat16", "float16", "half"})
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from autotune.node.config_json import DecoderConfig
 from autotune.node.layer_kinds import LayerKind, Mixer
+from autotune.node.layers import BYTES_16BIT
 from autotune.records import AttentionKind, LayerAttention
-
-BYTES_16BIT = 2
 
 
 def attention_size(config: DecoderConfig, kind: LayerKind) -> tuple[int, int]:

@@ -15,10 +15,9 @@ from autotune.node.config_json import DecoderConfig
 from autotune.node.families import Family
 from autotune.node.layer_cache import attention_size, mamba_width
 from autotune.node.layer_kinds import LayerKind, Mixer, Mlp
+from autotune.node.layers import BYTES_16BIT
 from autotune.node.quantized import SIXTEEN_BIT, Quantization
 from autotune.records import LayerAttention, LayerShape
-
-BYTES_16BIT = 2
 
 
 class Place(StrEnum):

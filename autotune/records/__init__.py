@@ -16,6 +16,8 @@ from autotune.records.config import (
 from autotune.records.figures import Caveat, Estimate, Failure, Latency, Measurement, ServerDelta, ServerFacts
 from autotune.records.load import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
 from autotune.records.node import (
+    BF16_CAPABILITY,
+    FP8_CAPABILITY,
     AttentionKind,
     Experts,
     Gpu,
@@ -42,7 +44,9 @@ __all__ = [
     "STUDY_FATAL_CLASSES",
     "Value",
     "AttentionKind",
+    "BF16_CAPABILITY",
     "Experts",
+    "FP8_CAPABILITY",
     "Gpu",
     "GpuPath",
     "LayerAttention",

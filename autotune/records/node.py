@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+BF16_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)
+"""Compute capabilities from which on a GPU multiplies in bfloat16 (Ampere) and in fp8 (Ada)."""
+
 
 class Link(StrEnum):
     """How the GPUs of a node reach each other; the slowest pair decides."""

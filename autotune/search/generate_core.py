@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.records import ModelShape, Value
+from autotune.records import BF16_CAPABILITY, FP8_CAPABILITY, ModelShape, Value
 from autotune.search.layouts import SPARING, TIGHT_CONCURRENCY, TYPICAL
 from autotune.search.need import Need, Omission
 from autotune.search.parameter import Parameter
@@ -41,7 +41,7 @@ def layout_tries(need: Need, shape: ModelShape | None) -> tuple[Mapping[str, Val
     """Settings that layouts are tried with: the space's usual ones, then its most sparing ones."""
     shares = _shares(need)
     middle = 0.92 if 0.92 in shares else shares[-1]
-    native = need.capability is not None and need.capability >= (8, 9)
+    native = need.capability is not None and need.capability >= FP8_CAPABILITY
     own = shape is not None and shape.kv_cache_dtype is not None
     kv: dict[str, Value] = {"kv-cache-dtype": "fp8"} if native and not own else {}
     usual = {**TYPICAL, "gpu-memory-utilization": middle}
@@ -81,17 +81,19 @@ def _kv_dtype(need: Need) -> Parameter | Omission:
     held = "" if need.held is None else f"; in 16 bit KV holds about {need.held:.0f} average requests at once"
     if capability is None:
         return Omission(name=name, why="G9: the GPU's compute capability is not known, fp8 KV depends on it")
-    if capability >= (9, 0) or (capability >= (8, 9) and not need.latent):
+    if capability >= (9, 0) or (capability >= FP8_CAPABILITY and not need.latent):
         why = f"G9: fp8 halves KV{held}; compare answers on mathematics and code before production"
         return Parameter(name=name, choices=("auto", "fp8"), why=why, lossy=True)
     shown = f"{capability[0]}.{capability[1]}"
     if need.latent:
         return Omission(name=name, why=f"G9: fp8 latents need compute capability 9.0, this GPU has {shown}")
     tight = need.held is not None and need.held < TIGHT_CONCURRENCY
-    if capability >= (8, 0) and (tight or need.wide):
+    if capability >= BF16_CAPABILITY and (tight or need.wide):
         why = f"G9: no fp8 units ({shown}), so fp8_e5m2 saves memory only, with some backends{held}"
         return Parameter(name=name, choices=("auto", "fp8_e5m2"), why=why, lossy=True)
-    reason = f"no fp8 units (compute capability {shown})" + (" and KV is ample" if capability >= (8, 0) else "")
+    reason = f"no fp8 units (compute capability {shown})" + (
+        " and KV is ample" if capability >= BF16_CAPABILITY else ""
+    )
     return Omission(name=name, why=f"G9: {reason}{held}")
 
 

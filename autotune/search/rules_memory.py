@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from autotune.node.defaults import ResolvedSettings, Version, parse_version
 from autotune.node.memory import CALIBRATED_VERSION, MemoryEstimate, estimate, longest_request
-from autotune.records import Gpu, ModelShape, Node
+from autotune.records import FP8_CAPABILITY, Gpu, ModelShape, Node
 from autotune.search.rules_base import LAYOUT_FLAGS, MEMORY_FLAGS, Case, Finding, Rule
 from autotune.search.rules_parallel import SHAPE_RULES, dividing_tensor_sizes
 from autotune.units import format_bytes
@@ -22,7 +22,8 @@ tests/data/memory (an older engine), 0.02 % on the recorded ones."""
 MAX_UTILIZATION = 0.99
 """From here on a server that starts runs out of memory under load: CUDA graphs and NCCL come on top of the share."""
 
-_HIGHEST_ADVISED = 0.95
+HIGHEST_ADVISED = 0.95
+"""What a share is ever raised to; above it there is a warning."""
 _MOST_NODES = 16
 
 
@@ -91,11 +92,11 @@ def request_remedy(case: Case) -> str:
     if longest >= max(1, case.context.admitted_len or 1):
         words.append(f"max-model-len {longest} at most")
     capability = gpu.compute_capability
-    if capability is not None and capability >= (8, 9) and _holds(case, kv_cache_dtype="fp8"):
+    if capability is not None and capability >= FP8_CAPABILITY and _holds(case, kv_cache_dtype="fp8"):
         words.append("kv-cache-dtype fp8")
     missing = (found.needed_kv_bytes - found.available_kv_bytes) / gpu.memory_bytes
     wanted = -(-(settings.gpu_memory_utilization + missing) // 0.01) * 0.01
-    if settings.gpu_memory_utilization < wanted <= _HIGHEST_ADVISED:
+    if settings.gpu_memory_utilization < wanted <= HIGHEST_ADVISED:
         words.append(f"gpu-memory-utilization {wanted:.2f}")
     larger = fitting_split(case)
     if larger is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.node.memory import padded_vocab
-from autotune.records import AttentionKind, ModelShape
+from autotune.records import BF16_CAPABILITY, AttentionKind, ModelShape
 from autotune.search.rules_base import CHECKPOINT, LAYOUT_FLAGS, Case, Finding, Rule
 
 _EP = "enable-expert-parallel"
@@ -120,7 +120,7 @@ def bfloat16(case: Case) -> Iterator[Finding]:
     """bfloat16 units came with compute capability 8.0."""
     for gpu in case.gpus:
         capability = gpu.compute_capability
-        if case.settings.dtype == "bfloat16" and capability is not None and capability < (8, 0):
+        if case.settings.dtype == "bfloat16" and capability is not None and capability < BF16_CAPABILITY:
             yield Finding(
                 reason="bfloat16 needs compute capability 8.0",
                 text=f"dtype bfloat16 on {gpu.name} (compute capability {capability[0]}.{capability[1]})",

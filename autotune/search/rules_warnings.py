@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from autotune.node.memory import ONE_BYTE_KV_DTYPES
-from autotune.records import AttentionKind, Link
+from autotune.records import FP8_CAPABILITY, AttentionKind, Link
 from autotune.search.rules_base import BATCH_FLAGS, CHECKPOINT, LAYOUT_FLAGS, Case, Finding, Rule
+from autotune.search.rules_memory import HIGHEST_ADVISED
 from autotune.search.rules_parallel import has_dense_mlp, kv_head_counts
 from autotune.search.rules_scheduler import speculative_config
-
-HIGH_UTILIZATION = 0.95
 
 _KERNEL_BLOCK = 16
 _CPU_KERNEL_BLOCK = 32
@@ -23,7 +22,13 @@ _LARGEST_PLAIN_BLOCK = 64
 _GROUP = 128
 
 # Weight formats that are computed in 16 bit below the capability that has the units for them.
-_NATIVE_SINCE = {"fp8": (8, 9), "fbgemm_fp8": (8, 9), "modelopt": (8, 9), "modelopt_fp4": (10, 0), "mxfp4": (10, 0)}
+_NATIVE_SINCE = {
+    "fp8": FP8_CAPABILITY,
+    "fbgemm_fp8": FP8_CAPABILITY,
+    "modelopt": FP8_CAPABILITY,
+    "modelopt_fp4": (10, 0),
+    "mxfp4": (10, 0),
+}
 # Below these they are refused (get_min_capability of vLLM 0.32); older versions asked for more.
 _LEAST_CAPABILITY = {"awq": (7, 5), "fp8": (7, 5), "fbgemm_fp8": (8, 0), "mxfp4": (8, 0), "modelopt_fp4": (8, 0)}
 _SAME_FORMAT = ({"awq", "awq_marlin", "auto_awq"}, {"gptq", "gptq_marlin", "auto_gptq"})
@@ -103,7 +108,7 @@ def kv_dtype(case: Case) -> Iterator[Finding]:
         return
     for gpu in case.gpus[:1]:
         capability = gpu.compute_capability
-        if capability is not None and capability < (8, 9) and name != "fp8_e5m2":
+        if capability is not None and capability < FP8_CAPABILITY and name != "fp8_e5m2":
             yield Finding(
                 reason="fp8 KV below compute capability 8.9 starts with some attention backends only",
                 text=f"kv-cache-dtype {name} on {gpu.name} (compute capability {capability[0]}.{capability[1]})",
@@ -195,9 +200,9 @@ def quantized_groups(case: Case) -> Iterator[Finding]:
 def high_utilization(case: Case) -> Iterator[Finding]:
     """It may start and then run out of memory at the first long request (vllm#21410)."""
     share = case.settings.gpu_memory_utilization
-    if case.node.gpus and share > HIGH_UTILIZATION:
+    if case.node.gpus and share > HIGHEST_ADVISED:
         yield Finding(
-            reason=f"gpu-memory-utilization above {HIGH_UTILIZATION}",
+            reason=f"gpu-memory-utilization above {HIGHEST_ADVISED}",
             text=f"gpu-memory-utilization {share:g} can start, and fail under load",
             remedy="0.94-0.95 on a dedicated node, 0.80-0.88 where others use the GPU",
         )

@@ -10,7 +10,7 @@ from autotune.errors import NoFeasibleConfig
 from autotune.load.workload import guide_model_len
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate
-from autotune.records import Config, ModelShape, Node, Value
+from autotune.records import FP8_CAPABILITY, Config, ModelShape, Node, Value
 from autotune.search.layout_order import Layout
 from autotune.search.layouts import (
     ROOMY_SHARE,
@@ -280,7 +280,7 @@ def _variants(plan: LayoutPlan, node: Node, shape: ModelShape, context: RuleCont
     length = context.admitted_len or shape.max_position_embeddings
     tight = plan.kv_tokens_predicted is not None and plan.kv_tokens_predicted < TIGHT_CONCURRENCY * length
     capability = smallest_gpu(node).compute_capability
-    fp8 = tight and capability is not None and capability >= (8, 9) and shape.kv_cache_dtype is None
+    fp8 = tight and capability is not None and capability >= FP8_CAPABILITY and shape.kv_cache_dtype is None
     yield {
         **_BALANCED,
         "gpu-memory-utilization": 0.94,

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.node.defaults import ResolvedSettings
-from autotune.records import Gpu, Link, ModelShape
+from autotune.records import FP8_CAPABILITY, Gpu, Link, ModelShape
 from autotune.simulator.dealt_experts import busiest_rank
 from autotune.simulator.graph_sizes import padding
 from autotune.simulator.scheduler import StepPlan
@@ -33,7 +33,6 @@ from autotune.simulator.stage_costs import AttentionCost, ExpertCost, stage_cost
 from autotune.simulator.wiring import Wire
 
 FITTED_LAYERS = 32
-FP8_CAPABILITY = (8, 9)
 FP8_METHODS = frozenset({"fp8", "fp8_per_tensor", "fbgemm_fp8", "modelopt", "compressed-tensors", "quark"})
 """Words for weights that are multiplied in fp8 (or int8) when they have 8 bits."""
 

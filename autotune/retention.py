@@ -25,7 +25,6 @@ from autotune.records import Origin, Trial
 from autotune.store.raw_files import FileKind, RawFile
 from autotune.store.study_record import AttemptRecord, AttemptState
 
-DEFAULT_AGE = "30d"
 _AGE = re.compile(r"(\d{1,6})\s*([smhdw])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 

@@ -47,7 +47,6 @@ __all__ = [
     "activation_peak",
     "embedding_bytes",
     "estimate",
-    "kv_bytes_per_layer",
     "kv_layout_of",
     "kv_tokens_from_bytes",
     "longest_request",
@@ -180,16 +179,6 @@ def kv_layout_of(shape: ModelShape, settings: ResolvedSettings) -> KvLayout:
         ValueError: a KV dtype whose size is not known here.
     """
     return _plan_of(shape, settings).layout
-
-
-def kv_bytes_per_layer(shape: ModelShape, settings: ResolvedSettings) -> int:
-    """K and V of one token in one full-attention layer on one GPU; KV heads are replicated when TP exceeds them.
-
-    Raises:
-        ValueError: a KV dtype whose size is not known here.
-    """
-    heads = max(1, shape.kv_heads // settings.tensor_parallel)
-    return 2 * heads * shape.head_dim * kv_value_bytes(shape, settings)
 
 
 def stage_weights(shape: ModelShape, settings: ResolvedSettings, stage: int, layers: int) -> int:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.node.gpus import parse_node_name
+from autotune.node.kv_capacity import values_per_token
+from autotune.node.layers import layer_shapes
 from autotune.node.memory import (
     activation_peak,
     estimate,
-    kv_bytes_per_layer,
     kv_tokens_from_bytes,
     padded_vocab,
     stage_layers,
@@ -131,8 +132,9 @@ def test_tensor_parallel_splits_weights_and_kv() -> None:
 
 def test_kv_heads_are_replicated_beyond_their_number() -> None:
     # 8 KV heads of 128: 8 GPUs hold one head each, and so do 16.
-    assert kv_bytes_per_layer(LLAMA_8B, replace(PLAIN, tensor_parallel=8)) == 2 * 128 * 2
-    assert kv_bytes_per_layer(LLAMA_8B, replace(PLAIN, tensor_parallel=16)) == 2 * 128 * 2
+    attention = layer_shapes(LLAMA_8B)[0].attention
+    assert values_per_token(attention, 8) == values_per_token(attention, 16) == 2 * 128
+    assert values_per_token(attention, 4) == 2 * 2 * 128
 
 
 @pytest.mark.parametrize(

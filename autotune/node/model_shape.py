@@ -20,11 +20,11 @@ from autotune.node.config_source import HubConfig, find_config, hub_cache, surro
 from autotune.node.families import Family
 from autotune.node.layer_cache import layer_attention
 from autotune.node.layer_kinds import LayerKind, Mlp, layer_kinds
+from autotune.node.layers import BYTES_16BIT
 from autotune.node.model_doubts import doubt_of, refuse_unread, refuse_without_generation
 from autotune.node.quantized import Quantization, UnknownQuantization, read_quantization
 from autotune.node.towers import towers_parameters
 from autotune.node.weights_count import (
-    BYTES_16BIT,
     Part,
     expert_size,
     has,

@@ -72,7 +72,7 @@ def run_recipe(name: str, trials: int, folder: Path, load: str | None = SMALL_LO
 
 
 def _configs(plan: str) -> int | None:
-    line = next((line for line in plan.splitlines() if "can start here" in line), "")
+    line = next((line for line in plan.splitlines() if "may start here" in line), "")
     number = line.rpartition(", ")[2].split()[0] if line else ""
     return int(number) if number.isdigit() else None
 

@@ -84,9 +84,10 @@ def _parts(found: Answer) -> list[Any]:
     from autotune.report.wording import printable
 
     subject = " on ".join(printable(part) for part in (found.model, found.node) if part)
-    parts: list[Any] = [Text(f"{subject or 'a server'}, vLLM {printable(found.version)}")]
+    by_tokens = found.capacities[0].settings is None  # which no rule of a vLLM says anything about
+    parts: list[Any] = [Text("a server" if by_tokens else f"{subject}, vLLM {printable(found.version)}")]
     if len(found.capacities) > 1:
-        parts.append(_layout_table(found))
+        parts += [_layout_table(found), *_refusals(found)]
     else:
         parts.append(_one(found.capacities[0]))
     if found.demand is not None:
@@ -104,7 +105,7 @@ def _layout_table(found: Answer) -> Any:
         column(table, head, right=True)
     if found.demand:
         column(table, "at once", right=True)
-    column(table, "why not")
+    column(table, "fits")
     for one in found.capacities:
         assert one.settings is not None
         assert one.memory is not None  # layouts come from a node
@@ -119,8 +120,31 @@ def _layout_table(found: Answer) -> Any:
         ]
         if found.demand:
             cells.append(number(one.concurrent, digits=1))
-        add(table, *cells, "; ".join(one.reasons), style=None if one.fits else "dim")
+        add(table, *cells, "yes" if one.fits else "no", style=None if one.fits else "dim")
     return table
+
+
+def _refusals(found: Answer) -> list[Any]:
+    """Why layouts do not fit, each reason once: in a column of the table it would fold to a word a line."""
+    from rich.text import Text
+
+    from autotune.report.wording import printable_lines
+
+    layouts: dict[str, list[str]] = {}
+    for one in found.capacities:
+        if one.reasons:
+            layouts.setdefault("; ".join(one.reasons), []).append(_layout(one))
+    return [
+        *([Text()] if layouts else []),
+        *(Text(printable_lines(f"{', '.join(names)}: {reason}")) for reason, names in layouts.items()),
+        *([Text()] if layouts else []),
+    ]
+
+
+def _layout(one: Capacity) -> str:
+    assert one.settings is not None  # asked of a node's layouts only
+    sizes = (one.settings.tensor_parallel, one.settings.pipeline_parallel, one.settings.data_parallel)
+    return " x ".join(f"{name} {size}" for name, size in zip(("TP", "PP", "DP"), sizes, strict=True))
 
 
 def _one(one: Capacity) -> Any:
@@ -129,7 +153,8 @@ def _one(one: Capacity) -> Any:
     from autotune.units import format_bytes
 
     table = pairs()
-    add(table, "fits", "yes" if one.fits else "no")
+    if one.settings is not None or one.max_concurrency is not None:  # else there is no length that would have to fit
+        add(table, "fits", "yes" if one.fits else "no")
     for reason in one.reasons:
         add(table, "reason", reason)
     if one.memory is not None:
@@ -156,6 +181,7 @@ def _verdict_parts(found: Answer) -> list[Any]:
     best = largest(found.capacities)
     assert best.concurrent is not None  # there is a demand
     verdict = verdict_of(best.concurrent, demand.users)
+    where = f" with {_layout(best)}" if len(found.capacities) > 1 else ""
     why = {
         Verdict.FITS: "with room for outputs and spread",
         Verdict.TIGHT: "outputs and the spread of lengths come on top of an average",
@@ -164,7 +190,7 @@ def _verdict_parts(found: Answer) -> list[Any]:
     parts: list[Any] = [
         Text(
             f"{demand.users:,} users of {demand.tokens_per_request:,} tokens: {verdict}; "
-            f"{best.concurrent:,.1f} requests fit at once ({why})"
+            f"{best.concurrent:,.1f} requests fit at once{where} ({why})"
         )
     ]
     if verdict is not Verdict.FITS and found.remedies:

@@ -14,6 +14,7 @@ from autotune.records import Config, Value
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.wording import MISSING, printable
 from autotune.search.parameter import Conditions, Parameter
+from autotune.search.rules_memory import MEMORY_TOLERANCE_SHARE
 from autotune.session import Target
 from autotune.units import format_seconds
 
@@ -34,7 +35,7 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
         f"  engine     {engine}",
         f"  workload   {plan.workload.name}: prompts about {plan.traffic.prompt_mean or 0:.0f} tokens, "
         f"outputs about {plan.traffic.output_mean or 0:.0f}",
-        f"  space      {plan.space.name}: {plan.space.size} configs, {len(plan.feasible)} can start here",
+        f"  space      {plan.space.name}: {plan.space.size} configs, {len(plan.feasible)} may start here",
     ]
     lines += [f"             {count} ruled out - {reason}" for reason, count in plan.refused[:5]]
     fixed = _flags(Config.of({**dict(plan.fixed), **dict(plan.extra)}))
@@ -87,7 +88,8 @@ def plan_report(plan: StudyPlan, *, every: bool) -> Group:
     if warnings:
         table = pairs()
         for warning, _ in warnings:
-            add(table, warning.name, printable(f"{warning.text} → {warning.remedy}"))
+            remedy = f" → {warning.remedy}" if warning.remedy else ""
+            add(table, warning.name, printable(warning.text + remedy))
         parts.append(titled("Doubts about some of these configs", table))
     parts.append(Text(_time_line(plan)))
     return Group(*parts)
@@ -135,28 +137,41 @@ def _rule_table(plan: StudyPlan, *, every: bool) -> Group:
 
 
 def _layout_table(plan: StudyPlan, rows: Sequence[LayoutRow], *, left_out: int) -> Group:
-    table = grid()
+    """Figures and reasons apart: beside seven columns of figures the reasons would fold to a word a line."""
+    table, reasons = grid(), pairs()
     for head in ("order", "layout"):
-        column(table, head)
-    for head in ("GPUs", "configs", "KV tokens a replica", f"requests of {_length(plan)} tokens"):
+        column(table, head, whole=True)
+    for head in ("GPUs", "configs", "KV tokens", "requests"):
         column(table, head, right=True)
-    column(table, "why")
-    for place, row in enumerate(rows, start=1):
-        first = "baseline" if row.first_tried == 1 else f"{place}"
+    for place, row in enumerate(rows):
+        layout = layout_words(row.config)
         add(
             table,
-            first,
-            layout_words(row.config),
+            f"{place}",
+            layout,
             str(row.gpus),
             f"{row.configs:,}",
             _span(row.kv_tokens, 0),
             _span(row.concurrency, 1),
-            printable(row.why),
         )
+        why = [*(["the baseline's"] if row.first_tried == 1 else []), *([row.why] if row.why else [])]
+        if why:
+            add(reasons, layout, printable("; ".join(why)))
     parts: list[RenderableType] = [table]
+    if any(row.concurrency is not None and row.concurrency[0] < 1 for row in rows):
+        parts.append(Text(_TOO_NEAR))
     if left_out > 0:
         parts.append(Text(f"{left_out} more layouts: --all shows them"))
-    return titled("Layouts in the order they are tried, with the KV memory predicted for them", Group(*parts))
+    if reasons.row_count:
+        parts += [Text(), reasons]
+    title = "Layouts in the order they are tried, with the KV memory predicted for one\nreplica: tokens"
+    return titled(f"{title}, and requests of {_length(plan)} tokens at once", Group(*parts))
+
+
+_TOO_NEAR = (
+    "Below one request a server is predicted not to start, by less than the prediction may be off "
+    f"({MEMORY_TOLERANCE_SHARE:.0%} of a GPU's memory): such configs are not ruled out."
+)
 
 
 def layout_words(layout: Config) -> str:

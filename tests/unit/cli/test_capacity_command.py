@@ -42,6 +42,28 @@ def test_the_guides_question() -> None:
     assert "12.2 requests" in text
 
 
+def test_tokens_alone_say_nothing_about_a_start() -> None:
+    text = run("--kv-tokens", "200000", "--users", "50", "--tokens-per-request", "16384")
+    assert "fits   " not in text
+    assert "vLLM" not in text
+    assert "no" in run("--kv-tokens", "2000", "--max-model-len", "4096").split("reason")[0]
+
+
+def test_layouts_stand_in_80_columns_and_the_verdict_names_its_own() -> None:
+    node = ("--node", "4xL40S-48GB-PCIe")
+    text = run("--model", "meta-llama/Llama-3.1-70B", *node, "--max-model-len", "8192")
+    table = [line.rstrip() for line in text.split("TP  PP", 1)[1].split("\n\n")[0].splitlines()]
+    assert max(map(len, table)) <= 80
+    # One reason for all that put the whole model on one GPU.
+    said = " ".join(text.split())
+    assert said.count(": 131 GiB of weights") == 1
+    assert "TP 1 x PP 1 x DP 1, TP 1 x PP 1 x DP 2, TP 1 x PP 1 x DP 4: 131 GiB of weights" in said
+    asked = ("--users", "2", "--tokens-per-request", "4096")
+    assert "requests fit at once with TP 4 x PP 1 x DP 1 (" in " ".join(
+        run("--model", "meta-llama/Llama-3.1-70B", *node, "--max-model-len", "8192", *asked).split()
+    )
+
+
 def test_a_recorded_start() -> None:
     # vLLM 0.25.1, first start on an H200: 112.28 GiB, 919,824 tokens, 112.28x of 8,192 tokens.
     found = document(*LLAMA, *H200, "--max-model-len", "8192")

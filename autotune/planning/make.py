@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.engine.command import VllmCommand, choose_command, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, known_flags
-from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS, AcceptedFlags, from_argv
+from autotune.engine.flags import AcceptedFlags
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.requests import plan_requests, reachable_share
 from autotune.load.tokenizing import find_tokenizer
@@ -18,6 +18,7 @@ from autotune.node.gpus import parse_node_name
 from autotune.node.hub import hub_config
 from autotune.node.model_shape import UnsizedModel, load_shape
 from autotune.node.probe import cpu_node, detect_node
+from autotune.planning.flag_checks import check_extra, check_space, extra_flags, refuse_searched
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
 from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, Recipe
@@ -63,53 +64,27 @@ def make_plan(
     workload = _workload(recipe, here)
     sent = _sample(workload)
     hits = reachable_share(sent)
-    traffic = _traffic(workload, sent, hits)
     slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
     command, version, accepted = _command(recipe, here, engine, vllm_command)
-    extra = _extra(recipe)
-    _check_extra(extra, accepted)
-    wanted = max(workload.max_model_len_needed, recipe.min_model_len or 0)
+    extra = extra_flags(recipe)
+    check_extra(extra, accepted)
     # A file names its checkpoints in the space, where they are looked up; a generated space needs their shapes first.
     recipe = _with_variants(recipe, here, engine)
-    checkpoints = _checkpoints(recipe.checkpoints, recipe, here, engine)
     known = Known(
         node=node,
         shape=shape,
         workload=workload,
-        traffic=traffic,
+        traffic=_traffic(workload, sent, hits),
         vllm_version=version,
         accepted=accepted,
-        shapes=dict(checkpoints),
+        shapes=dict(_checkpoints(recipe.checkpoints, recipe, here, engine)),
     )
     space, generated = choose_space(recipe, known, extra)
-    _not_searched(extra, space)
-    _check_space(space, accepted)
+    refuse_searched(extra, space)
+    check_space(space, accepted)
     if generated is None:
-        checkpoints = _checkpoints(space.checkpoints, recipe, here, engine)
-    base, changes = baseline(
-        node,
-        shape,
-        workload.max_model_len_needed,
-        min_model_len=recipe.min_model_len,
-        vllm_version=version,
-        fixed=extra,
-        checkpoints=dict(checkpoints),
-    )
-    fixed = _fixed(space, extra, shape, wanted, base)
-    own = {} if shape is None else {recipe.model: shape}
-    context = RuleContext(
-        needed_len=workload.max_model_len_needed,
-        min_model_len=recipe.min_model_len,
-        vllm_version=version,
-        accepted=accepted,
-        fixed=(*extra, *fixed),
-        shapes={**own, **dict(checkpoints)},
-    )
-    kept, refused = require_feasible(space, node, shape, context)
-    given = tuple(complete_point(point, space, node, shape, context) for point in recipe.starting_points)
-    # An operator's own points stand alone in a space of the operator's own; a generated one goes through its layouts.
-    more = starting_points(space, node, shape, context) if generated or not given else ()
-    points = dict.fromkeys((*given, *more))
+        known = replace(known, shapes=dict(_checkpoints(space.checkpoints, recipe, here, engine)))
+    start = _start(recipe, known, space, extra, through_layouts=generated is not None)
     plan = StudyPlan(
         recipe=recipe,
         engine=engine,
@@ -120,23 +95,84 @@ def make_plan(
         command=command,
         accepted=accepted,
         vllm_version=version,
-        fixed=fixed,
+        fixed=start.fixed,
         extra=extra,
-        context=context,
-        feasible=kept,
-        refused=refused,
-        baseline=base,
-        baseline_changes=changes,
-        starting_points=tuple(Config.of({**dict(fixed), **point.as_dict()}) for point in points),
+        context=start.context,
+        feasible=start.feasible,
+        refused=start.refused,
+        baseline=start.baseline,
+        baseline_changes=start.changes,
+        starting_points=start.points,
         slo=slo,
         pick_rule=pick_rule,
         notes=(*notes, *shape_notes),
         reachable_hits=hits,
-        traffic=traffic,
-        checkpoints=checkpoints,
+        traffic=known.traffic,
+        checkpoints=tuple(known.shapes.items()),
         generated=generated,
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What a study begins with, and what configs are judged by."""
+
+    baseline: Config
+    changes: tuple[str, ...]
+    fixed: tuple[tuple[str, Value], ...]
+    context: RuleContext
+    feasible: tuple[Config, ...]
+    refused: tuple[tuple[str, int], ...]
+    points: tuple[Config, ...]
+
+
+def _start(
+    recipe: Recipe,
+    known: Known,
+    space: SearchSpace,
+    extra: tuple[tuple[str, Value], ...],
+    *,
+    through_layouts: bool,
+) -> _Start:
+    """The baseline, the flags of every launch that follow from it, and what is tried first.
+
+    Args:
+        through_layouts: whether the layouts are tried even where the operator gave points of their own, as in a
+            generated space; in a space of the operator's own those points stand alone.
+    """
+    node, shape, needed = known.node, known.shape, known.workload.max_model_len_needed
+    base, changes = baseline(
+        node,
+        shape,
+        needed,
+        min_model_len=recipe.min_model_len,
+        vllm_version=known.vllm_version,
+        fixed=extra,
+        checkpoints=known.shapes,
+    )
+    fixed = _fixed(space, extra, shape, max(needed, recipe.min_model_len or 0), base)
+    own = {} if shape is None else {recipe.model: shape}
+    context = RuleContext(
+        needed_len=needed,
+        min_model_len=recipe.min_model_len,
+        vllm_version=known.vllm_version,
+        accepted=known.accepted,
+        fixed=(*extra, *fixed),
+        shapes={**own, **known.shapes},
+    )
+    kept, refused = require_feasible(space, node, shape, context)
+    given = tuple(complete_point(point, space, node, shape, context) for point in recipe.starting_points)
+    more = starting_points(space, node, shape, context) if through_layouts or not given else ()
+    return _Start(
+        baseline=base,
+        changes=changes,
+        fixed=fixed,
+        context=context,
+        feasible=kept,
+        refused=refused,
+        points=tuple(Config.of({**dict(fixed), **point.as_dict()}) for point in dict.fromkeys((*given, *more))),
+    )
 
 
 SAMPLE = 400
@@ -288,77 +324,6 @@ def _command(
     # A server that must be ready by the start deadline has shown its flags by then as well.
     version, accepted = here.ask(command, deadline_s=min(HELP_DEADLINE_S, recipe.start_deadline_s))
     return command, version, accepted
-
-
-def _extra(recipe: Recipe) -> tuple[tuple[str, Value], ...]:
-    """Flags that followed `--`.
-
-    Raises:
-        InvalidOption: not flags, secrets, or flags that the tuner itself sets.
-    """
-    extra = tuple(from_argv(recipe.extra_args))
-    for name, value in extra:
-        if name in MANAGED_FLAGS:
-            raise InvalidOption(
-                "--", f"--{name} {value}", "any flag of vllm serve but those the tuner sets for each launch"
-            )
-        if name in SECRET_FLAGS:
-            raise InvalidOption(
-                "--",
-                f"--{name}",
-                "no secrets, which would be stored with the study",
-                hint=f"Set {SECRET_FLAGS[name]} in the environment that autotune runs in; the server inherits it.",
-            )
-    return extra
-
-
-def _not_searched(extra: Sequence[tuple[str, Value]], space: SearchSpace) -> None:
-    """A flag is either searched or the same for every launch.
-
-    Raises:
-        InvalidOption: it is both.
-    """
-    searched = {parameter.name for parameter in space.parameters}
-    for name, value in extra:
-        if name in searched:
-            raise InvalidOption(
-                "--",
-                f"--{name} {value}",
-                f"flags that are not searched (the space {space.name!r} varies --{name})",
-                hint="Take the parameter out of the space, or the flag off the command line.",
-            )
-
-
-def _check_extra(extra: Sequence[tuple[str, Value]], accepted: AcceptedFlags) -> None:
-    """Every flag after `--` must be one of this vLLM's, with a value that it takes.
-
-    Raises:
-        UnknownName: it has no such flag.
-        InvalidOption: it does not take this value.
-    """
-    for name, value in extra:
-        problem = accepted.problem(name, value)
-        if problem and accepted.get(name) is None:
-            raise UnknownName("flag", name, _names(accepted), source="after --", hint=problem)
-        if problem:
-            raise InvalidOption("--", f"--{name} {value}", f"what this vLLM takes: {problem}")
-
-
-def _check_space(space: SearchSpace, accepted: AcceptedFlags) -> None:
-    """A parameter this vLLM does not have at all is the space's mistake; a single bad choice is left to the rules."""
-    for name in (*(parameter.name for parameter in space.parameters), *(name for name, _ in space.fixed)):
-        if not name.startswith("env:") and name != MODEL and accepted.get(name) is None:
-            raise UnknownName(
-                "flag",
-                name,
-                _names(accepted),
-                source=f"search space {space.name!r}",
-                hint="This vLLM has no such flag; take it out of the space or use another vLLM.",
-            )
-
-
-def _names(accepted: AcceptedFlags) -> list[str]:
-    return [flag.name for flag in accepted.flags]
 
 
 def _fixed(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from autotune.load.workload import Workload
     from autotune.load.workload_fit import Fitted
     from autotune.load.workload_summary import Distribution, WorkloadSummary
+    from autotune.records import PlannedRequest
 
 SCHEMA = 1
 FIRST_REQUESTS = 8
@@ -196,8 +197,8 @@ def _check_level(concurrency: int | None, rate: float | None) -> None:
         raise InvalidOption("--rate", rate, "either --rate or --concurrency")
     if concurrency is not None and not 1 <= concurrency <= 65_536:
         raise InvalidOption("--concurrency", concurrency, "requests in flight, from 1 to 65,536")
-    if rate is not None and not 0 < rate <= 100_000:
-        raise InvalidOption("--rate", rate, "requests per second, above 0 and at most 100,000")
+    if rate is not None and not 0.001 <= rate <= 100_000:
+        raise InvalidOption("--rate", rate, "requests per second, from 0.001 to 100,000")
 
 
 def _document(workload: Workload, summary: WorkloadSummary) -> dict[str, Any]:
@@ -233,10 +234,11 @@ def _document(workload: Workload, summary: WorkloadSummary) -> dict[str, Any]:
                 "prompt_tokens": request.prompt_tokens,
                 "output_tokens": request.output_tokens,
                 "shared_tokens": request.shared_tokens,
+                "reachable_tokens": reachable,
                 "after": request.after,
                 "scheduled_s": request.scheduled_s,
             }
-            for request in summary.planned[:FIRST_REQUESTS]
+            for request, reachable in _first(summary)
         ],
     }
 
@@ -256,14 +258,14 @@ def _print(workload: Workload, summary: WorkloadSummary) -> None:
     for name, found in (("prompt", summary.prompt), ("output", summary.output)):
         add(lengths, name, *(number(value) for value in _figures(found)))
     first = grid()
-    for head in ("request", "prompt", "shared", "output", "after", "due"):
+    for head in ("request", "prompt", "prefix hit at best", "output", "after", "due"):
         column(first, head, right=True)
-    for request in summary.planned[:FIRST_REQUESTS]:
+    for request, reachable in _first(summary):
         add(
             first,
             str(request.index),
             number(request.prompt_tokens),
-            number(request.shared_tokens),
+            number(reachable),
             number(request.output_tokens),
             MISSING if request.after is None else str(request.after),
             MISSING if request.scheduled_s is None else f"{request.scheduled_s:.3f} s",
@@ -277,6 +279,10 @@ def _print(workload: Workload, summary: WorkloadSummary) -> None:
     if workload.trace is not None:
         for reason, count in workload.trace.skipped:
             typer.echo(f"left out: {count:,} rows ({share(count / (count + len(workload.trace.rows)))}): {reason}")
+
+
+def _first(summary: WorkloadSummary) -> list[tuple[PlannedRequest, int]]:
+    return list(zip(summary.planned, summary.reachable, strict=True))[:FIRST_REQUESTS]
 
 
 def _facts(workload: Workload, summary: WorkloadSummary) -> list[tuple[str, str]]:

@@ -55,7 +55,10 @@ class CsvRows:
         while not head.strip() and (line := next(self._lines, None)) is not None:
             head, self._head_lines = line, self._head_lines + 1
         delimiter = max(_DELIMITERS, key=head.count)
-        names = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
+        try:
+            names = [name.strip() for name in next(csv.reader([head], delimiter=delimiter), [])]
+        except csv.Error as error:  # a carriage return alone, a cell of 130,000 characters
+            raise InvalidFile(self._file, f"line {self._head_lines}", str(error), _ALLOWED) from None
         folded = [name.casefold() for name in names]
         prompt, output = (_column(folded, known) for known in (PROMPT_NAMES, OUTPUT_NAMES))
         if prompt is None or output is None:

@@ -26,8 +26,11 @@ MAX_ROWS = 100_000
 
 MAX_READ_BYTES = 1 << 30
 MAX_LINE_BYTES = 1 << 24
+MAX_LINES = 10_000_000
 MAX_TEXT_CHARS = 200_000_000
-"""Bounds of one reading, unpacked. At the first and the last reading ends and the trace says that it was cut."""
+MAX_BLOCKS = 2_000_000
+"""Bounds of one reading, unpacked; a longer line is refused, at the others reading ends and the trace says that it was
+cut. Every request holds the blocks of its whole prompt, so those of one endless conversation grow with its square."""
 
 _CHUNK_CHARS = 1 << 16  # also read at once, in bytes
 _BLANK = " \t\r\n"
@@ -114,10 +117,11 @@ def _trace(
 
 def _from_objects(reader: JsonRows, lines: _Lines, file: str) -> Iterator[RawRow]:
     for where, value in _objects(lines, file):
-        yield from reader.feed(value, where)
-        if reader.text_chars > MAX_TEXT_CHARS:
-            lines.cut = True
-            return
+        for row in reader.feed(value, where):
+            yield row
+            if reader.text_chars > MAX_TEXT_CHARS or reader.blocks > MAX_BLOCKS:
+                lines.cut = True
+                return
 
 
 def _objects(lines: _Lines, file: str) -> Iterator[tuple[str, Any]]:
@@ -220,7 +224,7 @@ class _Lines:
         return text.removeprefix(_BOM) if self.number == 1 else text
 
     def _over(self) -> bool:
-        self.cut = self.cut or self._read >= MAX_READ_BYTES
+        self.cut = self.cut or self._read >= MAX_READ_BYTES or self.number >= MAX_LINES
         return self.cut
 
 

@@ -69,6 +69,7 @@ class JsonRows:
     Attributes:
         texts: real prompts, by the `text_index` of their rows.
         text_chars: their size together.
+        blocks: in all prompts so far.
         ordered: False once conversations stood one after the other.
         estimated: whether tokens of a text had to be estimated.
         skipped: requests left out so far, by reason.
@@ -85,6 +86,7 @@ class JsonRows:
         self.source = "a log"
         self.texts: list[str | Conversation] = []
         self.text_chars = 0
+        self.blocks = 0
         self.ordered = True
         self.estimated = False
         self.skipped: Counter[str] = Counter()
@@ -293,6 +295,7 @@ class JsonRows:
 
     def _kept(self, row: RawRow) -> RawRow:
         self._rows += 1
+        self.blocks += len(row.blocks)
         return row
 
     def _refuse(self, where: str, value: object, allowed: str) -> NoReturn:

@@ -58,6 +58,8 @@ def test_an_agent_shares_most_of_its_prompts() -> None:
     assert found["prompt_tokens"]["mean"] == pytest.approx(8596, rel=0.15)
     assert found["output_tokens"]["mean"] == pytest.approx(182, rel=0.05)
     assert 0.6 < found["shared_share"] < 0.95
+    # Nothing is cached before the first request; the others open with the system prompt that it sent.
+    assert [request["reachable_tokens"] for request in found["first_requests"][:2]] == [0, 3000]
 
 
 def test_a_trace() -> None:
@@ -107,6 +109,7 @@ def test_make_from_numbers(tmp_path: Path) -> None:
     [
         (("show", "chat", "--rate", "0"), "--rate"),
         (("show", "chat", "--rate", "nan"), "--rate"),
+        (("show", "chat", "--rate", "1e-300"), "--rate"),
         (("show", "chat", "--rate", "1", "--concurrency", "2"), "either"),
         (("show", "chat", "--concurrency", "0"), "--concurrency"),
         (("make", "--out", "x.yaml"), "one source"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trace_samples import AZURE, BURSTGPT, MOONCAKE, SHAREGPT, request_line
 
 from autotune.errors import InvalidFile
+from autotune.load import trace_files
 from autotune.load.prompts import Conversation
 from autotune.load.trace_files import is_trace_name, read_trace, trace_stem
 from autotune.load.traces import Trace, burstiness
@@ -158,6 +159,20 @@ def test_only_so_many_rows_are_read(tmp_path: Path) -> None:
     assert (len(trace.rows), len(texts), trace.cut) == (1, 1, True)
 
 
+def test_a_conversation_without_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt of each answer is all that was said before it: 1, 3, 5, .. pieces, together the square of answers."""
+    monkeypatch.setattr(trace_files, "MAX_BLOCKS", 10_000)
+    messages = [{"from": ("human", "gpt")[n % 2], "value": f"w{n}"} for n in range(1_000)]
+    trace = read(tmp_path, "s.json", json.dumps([{"conversations": messages}]))
+    assert (len(trace.rows), trace.cut) == (101, True)
+
+
+def test_blank_lines_without_end_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_files, "MAX_LINES", 100)
+    trace = read(tmp_path, "x.csv", HEAD + "1,2,3\n" + "\n" * 100 + "2,3,4\n")
+    assert (len(trace.rows), trace.cut) == (1, True)
+
+
 def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     digests = {
         read(tmp_path, "a.jsonl", text).digest
@@ -180,6 +195,8 @@ HEAD = "Timestamp,Request tokens,Response tokens\n"
     [
         ("x.csv", "", "line 0", "ContextTokens"),
         ("x.csv", "1,2,3\n", "line 1", "ContextTokens"),
+        ("x.csv", HEAD.replace("\n", "\r") + "1,2,3\r", "line 1", "new-line character"),
+        ("x.csv", HEAD.strip() + "," + "a" * 200_000 + "\n1,2,3,4\n", "line 1", "field limit"),
         ("x.csv", HEAD + "1,2\n", "line 2", "3, as in the first row"),
         ("x.csv", HEAD + "1,-2,3\n", "line 2, column Request tokens", "from 0 to"),
         ("x.csv", HEAD + "1,2,9" + "9" * 30 + "\n", "line 2, column Response tokens", "from 0 to"),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -52,12 +53,43 @@ class Unbroken:
         yield Text(printable_lines(self.text), overflow="fold")
 
 
+_LEAST_FOLDED = 16
+"""Characters of a line of folded words below which a table of records is read more easily."""
+
+
+def _narrowest(console: Console, table: Table) -> int:
+    """Width that a table needs: figures and names in one piece, words folded to lines that can still be read."""
+    width = 0
+    for each in table.columns:
+        cells = [each.header, *each.cells]
+        sizes = [Measurement.get(console, console.options.update(width=10_000), cell) for cell in cells]
+        if each.no_wrap:
+            width += max(size.maximum for size in sizes)
+        else:
+            width += max(min(size.maximum, _LEAST_FOLDED) for size in sizes)
+    return width + 2 * (len(table.columns) - 1)
+
+
+def _as_records(table: Table) -> Group:
+    """Every row as names and values below each other."""
+    heads = [each.header for each in table.columns]
+    parts: list[RenderableType] = []
+    for row in zip(*(list(each.cells) for each in table.columns), strict=True):
+        record = pairs()
+        for head, cell in zip(heads, row, strict=True):
+            record.add_row(head, cell)
+        parts += [record, Text()]
+    return Group(*parts[:-1])
+
+
 def print_to(console: Console, renderable: RenderableType) -> None:
-    """Print part by part, since rich would crop a line that is longer than its console."""
+    """Print part by part, since rich would crop a line that is longer than its console, and columns to nothing."""
     if isinstance(renderable, Group):
         for part in renderable.renderables:
             print_to(console, part)
     elif isinstance(renderable, Unbroken):
         console.print(Text(printable_lines(renderable.text)), soft_wrap=True)
+    elif isinstance(renderable, Table) and renderable.show_header and _narrowest(console, renderable) > console.width:
+        console.print(_as_records(renderable))
     else:
         console.print(renderable)

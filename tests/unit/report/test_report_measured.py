@@ -48,7 +48,7 @@ def test_loads_stand_side_by_side_with_throughput_and_ttft() -> None:
 
 
 def test_figures_per_gpu_and_the_limit_only_where_asked() -> None:
-    text = as_text(measured_report(server(gpus=4, slo=parse_slo("ttft_p95<=500ms"))))
+    text = as_text(measured_report(server(gpus=4, slo=parse_slo("ttft_p95<=500ms"))), width=140)
     assert "750" in line_with(text, "64 in flight")
     assert line_with(text, "64 in flight").split()[-1] == "met"
     assert line_with(text, "poisson").split()[-1] == "-"

@@ -13,7 +13,11 @@ def gib(value_bytes: float) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: `38 ms`, `4.2 s`, `3 min 07 s`, `2 h 05 min`."""
+    """A duration for people: `4.2 ms`, `38 ms`, `4.2 s`, `3 min 07 s`, `2 h 05 min`."""
+    if (
+        0.00005 <= seconds < 0.00995
+    ):  # a token of a small model takes this long: whole numbers would hide a difference of 10 %
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

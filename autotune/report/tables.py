@@ -178,7 +178,7 @@ def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
     dtype, checkpoint = str(trial.config.get("kv-cache-dtype") or "auto"), trial.config.get("model")
     changed = []
     if checkpoint not in {None, view.model}:
-        changed.append(f"serves another checkpoint, {checkpoint}")
+        changed.append(f"serves another checkpoint ({checkpoint})")
     if dtype not in EXACT_KV_DTYPES:
         changed.append(f"stores its KV cache as {dtype}")
     if not changed:

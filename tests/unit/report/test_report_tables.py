@@ -37,6 +37,9 @@ def test_units_are_for_people() -> None:
     assert rate(Estimate(value=2400.4)) == "2,400"
     assert brief_rate(Estimate(value=2000, low=1900, high=2060)) == "2,000 ±5 %"
     assert brief_latency(Estimate(value=0.4)) == "400 ms"
+    assert [brief_latency(Estimate(value=x)) for x in (0.0, 0.00004, 0.0074, 0.0099, 0.00996)] == [
+        *("0 ms", "0 ms", "7.4 ms", "9.9 ms", "10 ms"),
+    ]
     assert (gain(1.25), gain(0.456), gain(1.0)) == ("+25 %", "-54 %", "+0 %")
     assert share(0.731) == "73.1 %"
 
@@ -227,9 +230,9 @@ def test_a_pick_that_serves_another_checkpoint_is_doubted() -> None:
         return " ".join(as_text(study_report(replace(view, trials=trials))).split())
 
     assert "answers_not_compared" not in shown(model=view.model)
-    assert "the pick serves another checkpoint, org/m-awq, which can change answers" in shown(model="org/m-awq")
+    assert "the pick serves another checkpoint (org/m-awq), which can change answers" in shown(model="org/m-awq")
     both = shown(**{"model": "org/m-awq", "kv-cache-dtype": "fp8"})
-    assert "serves another checkpoint, org/m-awq and stores its KV cache as fp8, which can" in both
+    assert "serves another checkpoint (org/m-awq) and stores its KV cache as fp8, which can" in both
 
 
 def test_names_to_copy_stay_in_one_piece() -> None:

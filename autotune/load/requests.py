@@ -47,18 +47,24 @@ def reachable_share(requests: Sequence[PlannedRequest | TraceRow]) -> float:
 
     0..1, an upper bound: blocks that are not full and requests that run side by side take some off it.
     """
+    total = sum(request.prompt_tokens for request in requests)
+    return sum(reachable_tokens(requests)) / total if total else 0.0
+
+
+def reachable_tokens(requests: Sequence[PlannedRequest | TraceRow]) -> tuple[int, ...]:
+    """The same for each request, in tokens of its prompt."""
     known: dict[tuple[int, int], int] = {}
-    hits = total = 0
+    found = []
     for request in requests:
-        total += request.prompt_tokens
-        node, seen = 0, True
+        node, seen, hits = 0, True, 0
         for span in request.shared:
             key = (node, span.content)
             seen = seen and key in known
             if seen:
                 hits += min(span.tokens, request.prompt_tokens)
             node = known.setdefault(key, len(known) + 1)
-    return hits / total if total else 0.0
+        found.append(hits)
+    return tuple(found)
 
 
 def plan_caveats(workload: Workload, level: LoadLevel) -> tuple[Caveat, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.load.requests import plan_caveats, plan_requests, reachable_share
+from autotune.load.requests import plan_caveats, plan_requests, reachable_share, reachable_tokens
 from autotune.load.traces import burstiness
 from autotune.load.workload import Workload, guide_model_len
 from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, PlannedRequest
@@ -41,6 +41,7 @@ class WorkloadSummary:
 
     Attributes:
         level: what was planned to find them.
+        reachable: for each planned request, prompt tokens that a prefix cache without bounds would serve.
         shared_share: of prompt tokens that a prefix cache without bounds would serve (requests.reachable_share).
         continued_share: of requests that go on from another one's answer.
         turns: mean turns of a conversation, as drawn or recorded; None where there are none.
@@ -51,6 +52,7 @@ class WorkloadSummary:
 
     level: LoadLevel
     planned: tuple[PlannedRequest, ...]
+    reachable: tuple[int, ...]
     prompt: Distribution
     output: Distribution
     shared_share: float
@@ -100,6 +102,7 @@ def sum_up(workload: Workload, level: LoadLevel) -> WorkloadSummary:
     return WorkloadSummary(
         level=level,
         planned=planned,
+        reachable=reachable_tokens(planned),
         prompt=Distribution.of([each.prompt_tokens for each in offered]),
         output=Distribution.of([each.output_tokens for each in offered]),
         shared_share=reachable_share(planned),

@@ -1,9 +1,10 @@
 """What cannot start on this node, said before it is launched. Pure.
 
-A rule refuses only what surely fails. Where arithmetic has an error (memory), the config gets the benefit of
-`MEMORY_TOLERANCE_SHARE`; where a version or a backend decides (fp8 KV below compute capability 8.9 works with some
-attention backends and not with others), there is a warning: a launch finds out. Feasibility is never assumed
-monotone: no config is refused because a similar one was. Rows are those of the operators' guide.
+A rule refuses only what surely fails, and one config under a second name (`expert-parallel-group`). Where arithmetic
+has an error (memory), the config gets the benefit of `MEMORY_TOLERANCE_SHARE`; where a version or a backend decides
+(fp8 KV below compute capability 8.9 works with some attention backends and not with others), there is a warning: a
+launch finds out. Feasibility is never assumed monotone: no config is refused because a similar one was. Rows are those
+of the operators' guide.
 """
 
 from __future__ import annotations

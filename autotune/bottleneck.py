@@ -8,6 +8,7 @@ coefficients, and says "about". GPU counters would refine it; none are read yet.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -279,7 +280,7 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
         return
     context = (e.level.prompt_tokens + (e.level.output_tokens or 0) / 2) / e.level.completed
     kv_bytes = e.server.running_max / s.data_parallel * _kv_read_bytes(shape, s, context)
-    weights = shape.weight_bytes * (active / shape.parameters if shape.parameters else 1.0) / s.tensor_parallel
+    weights = _weights_read_bytes(shape, s, e.server.running_max)
     # A token passes every stage: each reads its part of the weights, and the KV of its part of the requests.
     read_s = (weights / c.weight_read_share + kv_bytes / s.pipeline_parallel / c.kv_read_share) / gpu.memory_bytes_per_s
     share = min(1.0, read_s / tpot.p50.value)
@@ -293,6 +294,18 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
                 f"({share:.0%})",
             ),
         )
+
+
+def _weights_read_bytes(shape: ModelShape, settings: ResolvedSettings, running: float) -> float:
+    """Weights that one GPU reads for a token, all stages together. A batch reads every expert that one of its tokens
+    passes: far more than the experts of one token; all ranks of a model share them."""
+    experts_bytes = sum(layer.expert_bytes for layer in shape.decoder)
+    dense = (shape.weight_bytes - experts_bytes) / settings.tensor_parallel
+    if shape.experts is None or not experts_bytes:
+        return dense
+    share = shape.experts.per_token / shape.experts.count
+    touched: float = experts_bytes * (1 - math.pow(1 - share, running))
+    return dense + touched / (settings.tensor_parallel * settings.data_parallel)
 
 
 def _kv_read_bytes(shape: ModelShape, settings: ResolvedSettings, context: float) -> float:

@@ -78,6 +78,7 @@ def make_plan(
         vllm_version=version,
         accepted=accepted,
         shapes=dict(_checkpoints(recipe.checkpoints, recipe, here, engine)),
+        others_bytes=_others_bytes(node, here),
     )
     space, generated = choose_space(recipe, known, extra)
     refuse_searched(extra, space)
@@ -229,6 +230,18 @@ RECORDED = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 DEFAULT_CONCURRENCY = 512
 """Where the ramp of a workload from numbers ends, per GPU, unless the operator says it."""
+
+
+IDLE_BYTES = 1 << 30
+"""A GPU with less in use counts as free: a driver and a display take some hundred MiB."""
+
+
+def _others_bytes(node: Node, here: Surroundings) -> int:
+    """Memory that other processes hold on the fullest GPU of this machine that a study may use; 0 for a named node."""
+    if here.probe is None or node.simulated:
+        return 0
+    used = [here.probe.memory_used(gpu.index) for gpu in node.gpus]
+    return max((bytes_ for bytes_ in used if bytes_ >= IDLE_BYTES), default=0)
 
 
 def _with_variants(recipe: Recipe, here: Surroundings, engine: EngineKind) -> Recipe:

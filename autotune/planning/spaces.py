@@ -31,6 +31,7 @@ class Known:
     vllm_version: str | None
     accepted: AcceptedFlags
     shapes: Mapping[str, ModelShape]
+    others_bytes: int = 0
 
 
 def choose_space(
@@ -65,6 +66,7 @@ def choose_space(
         accepted=known.accepted,
         checkpoints={name: known.shapes[name] for name in recipe.checkpoints if name in known.shapes},
         fixed=fixed,
+        others_bytes=known.others_bytes,
         wide=recipe.space == WIDE_SPACE,
     )
     return _widened(made.space, recipe.starting_points), made

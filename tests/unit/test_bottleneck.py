@@ -164,6 +164,17 @@ def test_a_token_passes_every_stage_of_a_pipeline() -> None:
     assert "about 4.7 ms of reading in a step of 8.0 ms (58%)" in verdict.evidence[0]
 
 
+def test_a_batch_of_a_mixture_reads_the_experts_of_all_its_tokens() -> None:
+    # Qwen3-30B-A3B: 54.0 GiB of experts. 64 tokens of 8 out of 128 touch 98.4 % of them, not the 6 % of one token:
+    # (57.1 + 3.1) GB at 0.74 x 4.8 TB/s are 17 ms.
+    moe = Setting(node=H200.node, shape=load_shape("Qwen/Qwen3-30B-A3B"))
+    verdict = first(measured(tpot_s=_latency(0.020)), moe)
+    assert verdict.limit is Limit.DECODE
+    assert "about 17" in verdict.evidence[0]
+    alone = measured(server=replace(QUIET, running_max=1.0), tpot_s=_latency(0.020))
+    assert Limit.DECODE not in {found.limit for found in verdicts(alone, moe)}
+
+
 def test_every_rank_reads_the_whole_latent() -> None:
     # 1,024 requests of 9,500 tokens x 61 layers x 576 numbers x 2 B over 0.92 x 4.8 TB/s: 155 ms, with TP 8 as with 1.
     shape = load_shape("deepseek-ai/DeepSeek-V3")

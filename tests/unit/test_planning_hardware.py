@@ -32,6 +32,18 @@ FLAGS = (
 )
 
 
+def test_memory_that_others_hold_narrows_the_utilisation(tmp_path: Path) -> None:
+    """A shared card gets the guide's lower range (G6); 20 GiB of 79 leave less than 0.75."""
+    alone = planned(tmp_path, FakeGpuProbe(gpus=GPUS, nvlink=True, used_bytes={0: 300 << 20}))
+    shared = planned(tmp_path, FakeGpuProbe(gpus=GPUS, nvlink=True, used_bytes={1: 20 * GIB}))
+    wanted = [plan.space.parameter("gpu-memory-utilization") for plan in (alone, shared)]
+    assert wanted[0] is not None
+    assert wanted[1] is not None
+    assert min(float(str(choice)) for choice in wanted[0].choices) >= 0.88
+    assert max(float(str(choice)) for choice in wanted[1].choices) <= 0.75
+    assert "other processes hold 20 GiB" in wanted[1].why
+
+
 class Machine(Surroundings):
     """Its vLLM knows the flags of the default space."""
 

@@ -89,7 +89,7 @@ def test_every_measured_trial_says_what_held_it_back(compared: Path) -> None:
 
 def test_compare_tells_flags_figures_and_cost(compared: Path) -> None:
     document = ok(run(compared, "compare", "s", "0", "1", "--gpu-hour-price", "3.6", "--json")).document
-    assert {"name": "model", "a": None, "b": AWQ} in document["flags"]
+    assert {"name": "model", "a": LARGE, "b": AWQ} in document["flags"]
     figures = {figure["name"]: figure for figure in document["figures"]}
     throughput, cost = figures["output tok/s per GPU"], figures["cost per 1M output tokens"]
     assert throughput["real"] in (True, False)

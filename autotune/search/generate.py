@@ -144,7 +144,7 @@ class _Layouts:
         context = need.context
         if shorter is not None and "max-model-len" not in dict(context.fixed):
             context = replace(context, fixed=(*context.fixed, ("max-model-len", shorter)))
-        raise no_layout(f"vLLM with any layout of {need.shape.name}", need.node, need.shape, context)
+        raise no_layout(f"{need.shape.name} in any layout", need.node, need.shape, context)
 
     def parameters(self) -> list[Parameter]:
         """The checkpoint and the four flags of the layout, those with one value only left out."""

@@ -45,7 +45,7 @@ def weights_fit(case: Case) -> Iterator[Finding]:
         return
     yield Finding(
         reason="weights and activations do not fit the GPU",
-        text=f"{_split(case)}: {format_bytes(found.weights_bytes_per_gpu)} of weights and "
+        text=f"{_split(case)}: {format_bytes(found.weights_bytes_per_gpu)} of weights and at least "
         f"{format_bytes(found.activation_peak_bytes)} of activations per GPU leave nothing of {_share(case)} for KV",
     )
 

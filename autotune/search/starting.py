@@ -81,7 +81,7 @@ def baseline(
             change = f"{CHECKPOINT} {name}: {format_bytes(shape.weight_bytes)} of weights fit no layout of this node"
             return Config.of({**config.as_dict(), CHECKPOINT: name}), (change, *changes)
     raise NoFeasibleConfig(
-        "vLLM with any layout of this model",
+        f"{shape.name} in any layout",
         node.name,
         _reasons(node, shape, context),
         hint=no_layout_hint(node, shape, context),
@@ -201,9 +201,12 @@ def _why(name: str, value: Value, node: Node, shape: ModelShape, context: RuleCo
         )
     if name == "enable-expert-parallel":
         return f"{name} {value}: an expert of {shape.name} cannot be split over this many GPUs"
+    count = node.gpu_count
+    # Of 2, 4 or 8 GPUs every split that is worth a word leaves none over.
+    whole = f" that divide the {count} of the node" if count & (count - 1) else ""
     return (
         f"{name} {value}: {format_bytes(shape.weight_bytes)} of weights leave too little for KV, or do not fit, on "
-        f"fewer GPUs of {format_bytes(gpu.memory_bytes)}"
+        f"fewer GPUs of {format_bytes(gpu.memory_bytes)}{whole}"
     )
 
 

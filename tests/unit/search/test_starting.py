@@ -65,6 +65,16 @@ def test_baseline_by_pipeline_where_tp_cannot_divide_or_cards_are_mixed() -> Non
     assert config.get("tensor-parallel-size") is None
 
 
+def test_a_baseline_that_skips_a_smaller_split_says_which_are_meant() -> None:
+    # 61 GiB start on 4 cards of 23.6 GiB, but leave 2 of the 6 idle.
+    config, why = baseline(parse_node_name("6xRTX3090-24GB"), load_shape("Qwen3-32B", env=NO_CACHE), 4096)
+    assert config.get("tensor-parallel-size") == 2
+    assert config.get("pipeline-parallel-size") == 3
+    assert all(text.endswith("on fewer GPUs of 23.6 GiB that divide the 6 of the node") for text in why[:2])
+    _, why = baseline(parse_node_name("4xL40S-48GB"), load_shape("Llama-3.1-70B", env=NO_CACHE), 4096)
+    assert why[0].endswith("on fewer GPUs of 44.4 GiB")
+
+
 def test_baseline_leaves_fixed_flags_alone() -> None:
     shape = load_shape("Llama-3.1-8B", env=NO_CACHE)
     config, changes = baseline(
@@ -169,6 +179,16 @@ def test_baseline_admits_the_floor_and_takes_another_checkpoint_where_it_must() 
     assert "131 GiB" in changes[0]
     with pytest.raises(NoFeasibleConfig):
         baseline(parse_node_name("1xRTX4090-24GB"), LLAMA_70B, 4096, checkpoints={"awq": AWQ_70B})
+
+
+def test_what_fits_nowhere_is_named_with_a_bound_of_its_activations() -> None:
+    shape = load_shape("Llama-3.1-405B", env=NO_CACHE)
+    with pytest.raises(NoFeasibleConfig) as caught:
+        baseline(parse_node_name("4xA100-80GB-NVLink"), shape, 4096)
+    said = str(caught.value)
+    assert f"{shape.name} in any layout has no config that can start on 4xA100-80GB-NVLink" in said
+    # The rule takes the least that a start can need, so its figure is below the one that `capacity` predicts.
+    assert "of weights and at least" in said
 
 
 def test_too_large_for_the_node_says_the_plan_across_nodes() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from autotune.records import Config, Estimate, Outcome, Trial, Value
 from autotune.units import format_seconds
@@ -76,13 +76,23 @@ def settings(config: Config) -> tuple[str, ...]:
     return tuple(setting(name, value) for name, value in config if value is not None)
 
 
+VLLM_DEFAULTS: Mapping[str, Value] = {
+    "enforce-eager": False,
+    "enable-expert-parallel": False,
+    "numa-bind": False,
+    "performance-mode": "balanced",
+    "stream-interval": 1,
+}
+"""What a server does not tell and vLLM 0.32 takes without a flag (`vllm/engine/arg_utils.py`)."""
+
+
 def starting_values(baseline: Trial | None) -> dict[str, Value]:
     """What the baseline's server runs with: vLLM's defaults as that server told them, its own flags over them."""
     if baseline is None:
         return {}
     facts = baseline.result.facts if baseline.result else None
     told: dict[str, Value] = {f"{size}-parallel-size": 1 for size in ("tensor", "pipeline", "data")}
-    told["enforce-eager"] = False
+    told |= VLLM_DEFAULTS
     if facts is not None:
         told |= {
             "max-model-len": facts.max_model_len,

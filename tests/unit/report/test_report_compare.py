@@ -58,6 +58,13 @@ def test_another_checkpoint_stands_beside_the_studys_own_model() -> None:
     assert compare(*sides(BASE, cases.measured(1, 1500.0, 0.36, {"model": "m"}))).flags == ()
 
 
+def test_vllms_own_values_spelled_out_are_no_difference() -> None:
+    spelled = {"enable-expert-parallel": False, "stream-interval": 1, "performance-mode": "balanced"}
+    assert compare(*sides(BASE, cases.measured(1, 1500.0, 0.36, spelled))).flags == ()
+    other = cases.measured(1, 1500.0, 0.36, {**spelled, "stream-interval": 4})
+    assert compare(*sides(BASE, other)).flags == (("stream-interval", 1, 4),)
+
+
 def test_energy_stands_only_where_it_was_read() -> None:
     without = compare(*sides(BASE, FAST))
     assert "energy per 1M output tokens" not in {row.name for row in without.rows}

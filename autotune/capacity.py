@@ -216,6 +216,8 @@ def remedies(
     """
     if again is None or capacity.settings is None or shape is None:
         return _remedies_of_tokens(capacity, demand)
+    if capacity.memory is not None and capacity.memory.available_kv_bytes <= 0:
+        return tuple(_less_weight(shape, capacity.settings, again, gpus))
     found = [*_shorter(capacity.settings, demand, again)]
     if kv_value_bytes(shape, capacity.settings) > 1:
         found.append(_remedy("kv-cache-dtype fp8", again(replace(capacity.settings, kv_cache_dtype="fp8")), "quality"))
@@ -223,6 +225,24 @@ def remedies(
         found += _more_memory(capacity.settings, again)
         found += _more_gpus(shape, capacity.settings, again, gpus)
     return tuple(found)
+
+
+def _less_weight(
+    shape: ModelShape, settings: ResolvedSettings, again: Callable[[ResolvedSettings], Capacity], gpus: int | None
+) -> Iterator[Remedy]:
+    """Where the weights leave nothing, no flag of the KV cache gives a token: another checkpoint, or more GPUs."""
+    if shape.quantization is None:
+        note = f"{format_bytes(shape.weight_bytes)} in 16 bit are about a quarter in 4; name it with --model"
+        yield Remedy(change="a quantised checkpoint", kv_tokens=None, concurrent=None, note=note)
+    splits = sorted(((tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 3, 4, 6, 8)), key=lambda s: (s[0] * s[1], s[1]))
+    for tensor, pipeline in splits:
+        larger = replace(settings, tensor_parallel=tensor, pipeline_parallel=pipeline, data_parallel=1)
+        if larger.gpus <= settings.tensor_parallel * settings.pipeline_parallel or indivisible(shape, larger):
+            continue
+        then = again(larger)
+        if then.kv_tokens > 0:
+            yield _remedy(f"TP {tensor} x PP {pipeline}", then, _needs(larger, gpus))
+            return
 
 
 def _shorter(
@@ -256,9 +276,12 @@ def _more_gpus(
         larger = replace(settings, **{field: 2 * size})  # type: ignore[arg-type]  # the fields are all whole numbers
         if indivisible(shape, larger):
             continue
-        lacking = gpus is not None and larger.gpus > gpus
-        note = f"needs {larger.gpus} GPUs" + (f", the node has {gpus}" if lacking else "")
-        yield _remedy(f"{label} {2 * size}", again(larger), note)
+        yield _remedy(f"{label} {2 * size}", again(larger), _needs(larger, gpus))
+
+
+def _needs(larger: ResolvedSettings, gpus: int | None) -> str:
+    lacking = gpus is not None and larger.gpus > gpus
+    return f"needs {larger.gpus} GPUs" + (f", the node has {gpus}" if lacking else "")
 
 
 def _remedy(change: str, then: Capacity, note: str = "") -> Remedy:

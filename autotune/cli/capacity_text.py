@@ -181,7 +181,7 @@ def _verdict_parts(found: Answer) -> list[Any]:
     best = largest(found.capacities)
     assert best.concurrent is not None  # there is a demand
     verdict = verdict_of(best.concurrent, demand.users)
-    where = f" with {_layout(best)}" if len(found.capacities) > 1 else ""
+    where = f" with {_layout(best)}" if len(found.capacities) > 1 and best.concurrent > 0 else ""
     why = {
         Verdict.FITS: "with room for outputs and spread",
         Verdict.TIGHT: "outputs and the spread of lengths come on top of an average",

@@ -183,3 +183,19 @@ def test_more_tokens_never_make_the_verdict_worse(tokens: int, users: int, each:
     assert less is not None
     assert more is not None
     assert order.index(verdict_of(more, users)) >= order.index(verdict_of(less, users))
+
+
+def test_where_the_weights_leave_nothing_only_less_or_more_helps() -> None:
+    gpu = parse_node_name("2xL4-24GB").gpus[0]
+    shape = load_shape("google/gemma-3-27b-it", env={"HF_HUB_CACHE": "/nonexistent"})
+
+    def again(settings: ResolvedSettings) -> Capacity:
+        return of_gpu(shape, gpu, settings, FIFTY_OF_4K)
+
+    quantised, split = remedies(again(PLAIN), FIFTY_OF_4K, again=again, shape=shape, gpus=2)
+    assert quantised.change == "a quantised checkpoint"
+    assert quantised.kv_tokens is None
+    # 51.2 GiB: over three cards of 0.9 x 22 GiB the stage with the embedding has no room beside its activations.
+    assert split.change == "TP 4 x PP 1"
+    assert split.kv_tokens
+    assert split.note == "needs 4 GPUs, the node has 2"

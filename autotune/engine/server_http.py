@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import dataclass
 
 import aiohttp
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, field_validator
 
 HEALTH_TIMEOUT_S = 2.0
 ASK_TIMEOUT_S = 10.0
@@ -25,6 +25,11 @@ class ModelCard(BaseModel):
     max_model_len: int | None = None
     parent: str | None = None
     owned_by: str | None = None
+
+    @field_validator("max_model_len")
+    @classmethod
+    def _length(cls, value: int | None) -> int | None:
+        return value if value is not None and value > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

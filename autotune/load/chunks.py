@@ -24,6 +24,10 @@ class MalformedChunk(ValueError):
     """The data of a frame is not an OpenAI stream chunk."""
 
 
+MOST_TOKENS = 100_000_000
+"""Of one request, ten times the longest prompt of a workload; a larger count is no count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """The server's own count. `completion_tokens` already includes reasoning tokens; adding them counts twice."""
@@ -131,4 +135,4 @@ def _usage(value: object) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS else None

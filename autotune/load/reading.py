@@ -65,6 +65,7 @@ class Reading:
         "_finish",
         "_first_byte_s",
         "_message",
+        "_most_chunks",
         "_parser",
         "_saw_done",
         "_sent_s",
@@ -79,6 +80,8 @@ class Reading:
         self.request = request
         self.scheduled_s = scheduled_s
         self._parser = SseParser()
+        # A server that never stops would fill our memory: a stamp is kept of each chunk.
+        self._most_chunks = 4 * request.output_tokens + 10_000
         self._sent_s: float | None = None
         self._first_byte_s: float | None = None
         self._done_s: float | None = None
@@ -178,6 +181,8 @@ class Reading:
             if chunk.channel is not None:
                 self._times.append(frame.at_s)
                 self._counted += 1
+                if self._counted > self._most_chunks:
+                    raise MalformedChunk(f"{self._counted} chunks for {self.request.output_tokens} tokens asked for")
             self._usage = chunk.usage or self._usage
             self._finish = chunk.finish_reason or self._finish
 

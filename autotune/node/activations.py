@@ -77,8 +77,22 @@ def second_runner(shape: ModelShape, version: Version) -> bool:
         return True
     if version < SECOND_RUNNER_SINCE:
         return False
-    hybrid = any(layer.attention.kind is AttentionKind.STATE for layer in shape.decoder)
-    return not hybrid and (shape.experts is None or shape.architecture in SECOND_RUNNER_MIXTURES)
+    return (shape.experts is None or shape.architecture in SECOND_RUNNER_MIXTURES) and not _hybrid(shape)
+
+
+_KNOWN_SHAPES = 64
+_hybrids: dict[int, tuple[ModelShape, bool]] = {}
+
+
+def _hybrid(shape: ModelShape) -> bool:
+    """Whether some layer keeps a state. Kept by identity: asked twice for every config of a space."""
+    known = _hybrids.get(id(shape))
+    if known is None or known[0] is not shape:
+        if len(_hybrids) >= _KNOWN_SHAPES:
+            _hybrids.clear()
+        known = shape, any(layer.attention.kind is AttentionKind.STATE for layer in shape.decoder)
+        _hybrids[id(shape)] = known
+    return known[1]
 
 
 def graph_bytes_in_budget(shape: ModelShape, settings: ResolvedSettings, version: Version) -> int:

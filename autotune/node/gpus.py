@@ -118,7 +118,9 @@ CATALOGUE: tuple[GpuModel, ...] = (
 
 _LINKS = {"nvlink": Link.NVLINK, "pcie": Link.PCIE}
 _LINK_NAMES = {Link.NVLINK: "NVLink", Link.PCIE: "PCIe"}
-_NODE_NAME = re.compile(r"(?:(?P<count>\d+)x)?(?P<gpu>[a-z0-9]+?)(?:-(?P<gb>\d+)(?:gb)?)?(?:-(?P<link>nvlink|pcie))?")
+_NODE_NAME = re.compile(
+    r"(?:(?P<count>\d{1,30})x)?(?P<gpu>[a-z0-9]+?)(?:-(?P<gb>\d{1,30})(?:gb)?)?(?:-(?P<link>nvlink|pcie))?"
+)
 _FORM = (
     "A node is named <count>x<GPU>-<memory>GB[-NVLink|-PCIe], "
     "e.g. 1xH100-80GB, 4xA100-80GB-NVLink, 2xRTX4090-24GB-PCIe."

@@ -15,6 +15,8 @@ from autotune.search.parameter import Conditions, Parameter, is_number, same_val
 
 _COMPARISON = re.compile(r"\s*(>=|<=|==|!=|>|<)\s*(.*?)\s*", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE | re.ASCII)
+_MOST_DIGITS = 19
+"""Of a whole number; YAML's own have 64 bits, and Python reads no number of thousands of digits."""
 _ORDER: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
@@ -72,7 +74,8 @@ def _operand(text: str) -> Value:
     if text in _WORDS:
         return _WORDS[text]
     if _NUMBER.fullmatch(text):
-        return float(text) if any(sign in text for sign in ".eE") else int(text)
+        whole = len(text) <= _MOST_DIGITS and not any(sign in text for sign in ".eE")
+        return int(text) if whole else float(text)
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
     return text[1:-1] if quoted else text
 

@@ -103,6 +103,8 @@ UNKNOWN_NAMES = (
     case("space-no-file", (*STUDY, "--space", "./none.yaml"), ExitCode.UNKNOWN_SPACE, "./none.yaml"),
     case("node", (*STUDY, "--node", "4xA100-81GB"), ExitCode.UNKNOWN_NODE, "A100", "40GB", "80GB"),
     case("node-form", (*STUDY, "--node", "a hundred GPUs"), ExitCode.UNKNOWN_NODE, "a hundred GPUs", "<count>x<GPU>"),
+    case("node-digits", (*STUDY, "--node", "9" * 5000 + "xH100"), ExitCode.UNKNOWN_NODE, "<count>x<GPU>"),
+    case("node-memory", ("capacity", *MODEL, "--node", "1xH100-" + "9" * 5000), ExitCode.UNKNOWN_NODE, "<count>x<GPU>"),
     case("node-count", (*STUDY, "--node", "99999999999999999999xH100"), ExitCode.UNKNOWN_NODE, "1 to 16"),
     case("study-file", ("study", "--file", "nothing"), ExitCode.UNKNOWN_STUDY, "'nothing'"),
     case("study-file-path", ("study", "--file", "no/such.yaml"), ExitCode.UNKNOWN_STUDY, "no/such.yaml"),

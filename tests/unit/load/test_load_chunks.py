@@ -52,6 +52,7 @@ def test_usage() -> None:
     assert interpret(json.dumps(body)).usage == Usage(7, 20)
     assert interpret('{"usage": null}').usage is None
     assert interpret('{"usage": {"prompt_tokens": "7", "completion_tokens": -1}}').usage == Usage(None, None)
+    assert interpret(f'{{"usage": {{"prompt_tokens": 7, "completion_tokens": 1{"0" * 30}}}}}').usage == Usage(7, None)
 
 
 def test_finish() -> None:

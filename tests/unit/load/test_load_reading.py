@@ -76,3 +76,12 @@ def test_an_oversized_frame_is_a_protocol_error() -> None:
     r.feed(b"x" * (1 << 20), 2.0)
     r.feed(b"x", 2.5)
     assert r.record().error == "protocol"
+
+
+def test_a_server_that_never_stops_is_a_protocol_error() -> None:
+    r = reading()
+    r.feed(TOKEN * 10_008, 2.0)
+    assert not r.over
+    r.feed(TOKEN, 2.5)
+    assert (r.record().error, r.record().message) == ("protocol", "10009 chunks for 2 tokens asked for")
+    assert r.over

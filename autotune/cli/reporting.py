@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -13,6 +14,8 @@ from typing import NoReturn
 
 from autotune.errors import AutotuneError, ExitCode
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def run(command: Callable[[], object]) -> NoReturn:
     """Run the whole command line and end the process as documented in docs/exit-codes.md.
@@ -20,10 +23,7 @@ def run(command: Callable[[], object]) -> NoReturn:
     Args:
         command: ends by returning, by `SystemExit` (the argument parser's way), or by an error.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # An arrow on an ASCII terminal, a folder's name that is no UTF-8: shown as an escape, and no error.
-            stream.reconfigure(errors="backslashreplace")
+    _ready_streams()
     # As Ctrl-C: what a TERM meets half-way (a server command that is being asked for its flags) is cleared up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -47,7 +47,28 @@ def run(command: Callable[[], object]) -> NoReturn:
         _say("autotune: stopped by the operator")
         sys.exit(int(ExitCode.INTERRUPTED))
     except Exception as error:  # noqa: BLE001 - the outermost shell: an operator never sees a traceback
+        if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
+            _output_refused(error)  # our own files raise errors that name them
         _internal(error)
+
+
+def _ready_streams() -> None:
+    """Standard output and error that take every text."""
+    if sys.stdout is None:  # closed by the shell: `autotune list >&-`
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # An arrow on an ASCII terminal, a folder's name that is no UTF-8: shown as an escape, and no error.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _output_refused(error: OSError) -> NoReturn:
+    """`autotune list > /on/a/full/disk`."""
+    silence_output()
+    _say(f"autotune: standard output cannot be written: {error.strerror}")
+    sys.exit(int(ExitCode.STORAGE))
 
 
 def silence_output() -> None:

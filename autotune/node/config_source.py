@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidFile, UnknownName
+from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.node import catalogue
 from autotune.yaml_input import existing_file
 
@@ -83,13 +83,18 @@ def find_config(name_or_path: str, *, env: Mapping[str, str], home: Path, hub: H
 
 
 def hub_cache(env: Mapping[str, str], home: Path) -> Path:
-    """Where the Hugging Face hub keeps models: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
-    if env.get("HF_HUB_CACHE"):
-        return Path(env["HF_HUB_CACHE"]).expanduser()
-    if env.get("HF_HOME"):
-        return Path(env["HF_HOME"]).expanduser() / "hub"
-    base = Path(env["XDG_CACHE_HOME"]).expanduser() if env.get("XDG_CACHE_HOME") else home / ".cache"
-    return base / "huggingface" / "hub"
+    """Where the Hugging Face hub keeps models: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub.
+
+    Raises:
+        InvalidOption: the variable names the home of a user that does not exist.
+    """
+    for name, below in (("HF_HUB_CACHE", ()), ("HF_HOME", ("hub",)), ("XDG_CACHE_HOME", ("huggingface", "hub"))):
+        if env.get(name):
+            try:
+                return Path(env[name]).expanduser().joinpath(*below)
+            except RuntimeError:  # `~nobody`
+                raise InvalidOption(name, env[name], "a folder, or ~ of a user that exists") from None
+    return home / ".cache" / "huggingface" / "hub"
 
 
 def surroundings(env: Mapping[str, str] | None, home: Path | None) -> tuple[Mapping[str, str], Path]:

@@ -83,6 +83,9 @@ UNKNOWN_NAMES = (
     case("model-too-long", ("study", "--model", "m" * 5000), ExitCode.UNKNOWN_MODEL, "unknown model"),
     case("model-not-text", ("study", "--model", "a\udcffb"), ExitCode.UNKNOWN_MODEL, "unknown model"),
     case(
+        "model-no-home", ("plan", "--model", "a/b"), ExitCode.INVALID_OPTION, "HF_HOME", env={"HF_HOME": "~nobody9/x"}
+    ),
+    case(
         "model-empty-folder",
         ("study", "--model", "empty"),
         ExitCode.UNKNOWN_MODEL,

@@ -341,6 +341,14 @@ def test_a_terminal_that_cannot_show_every_character(tmp_path: Path, encoding: s
         assert "\x1b" not in ended.out + ended.err
 
 
+def test_an_output_that_takes_nothing(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m autotune capacity --model {LLAMA} --node 1xH100"
+    for where, code in ((">/dev/full", ExitCode.STORAGE), (">&-", ExitCode.OK), (">&- 2>&-", ExitCode.OK)):
+        done = subprocess.run(["sh", "-c", f"{command} {where}"], cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert b"internal" not in done.stderr
+
+
 def test_nothing_measured_has_its_own_code(tmp_path: Path) -> None:
     ended = run(
         tmp_path,

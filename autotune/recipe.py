@@ -187,6 +187,8 @@ def read_study_file(path: Path) -> dict[str, Any]:
         parsed = _StudyFile.model_validate(raw)
     except ValidationError as error:
         raise _as_invalid_file(path, error) from None
+    if parsed.numbers is not None and parsed.workload is not None:
+        raise InvalidFile(str(path), "numbers", parsed.workload, "either numbers or workload, which says what is sent")
     return _as_arguments(parsed)
 
 

@@ -109,7 +109,7 @@ class SimulatedEngine:
         ):
             self.advance(seconds)
             on_milestone(Milestone(name=name, at_s=self._now_s - begun))
-        problem = memory_problem(self.node, settings, memory)
+        problem = memory_problem(self.node, shape, settings, memory)
         if problem is not None:
             raise LaunchFailed(_failure(problem, _memory_facts(settings, memory)), facts, argv)
         self.advance(graphs_s + READY_S)

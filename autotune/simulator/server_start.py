@@ -82,7 +82,7 @@ class Starter:
         self._engine(settings)
         self._reach(Milestone.ENGINE)
         memory = self._memory(node, shape, settings)
-        problem = self._environment(node, settings) or start_checks.memory_problem(node, settings, memory)
+        problem = self._environment(node, settings) or start_checks.memory_problem(node, shape, settings, memory)
         if problem is not None and not problem.after_weights:
             self._fail(problem)
         self._weights(memory)
@@ -223,7 +223,7 @@ class Starter:
             log.info("monitor.py:53", "torch.compile took 0.20 s in total", process)
         gpu = node.gpus[0]
         wanted = settings.gpu_memory_utilization * gpu.memory_bytes
-        free = gpu.memory_bytes - start_checks.CONTEXT_BYTES
+        free = gpu.memory_bytes - start_checks.context_bytes(gpu)
         log.info(
             "gpu_worker.py:526",
             f"Initial free memory: {gib(free):.2f} GiB; Requested memory: {settings.gpu_memory_utilization:.6f} "

@@ -17,9 +17,14 @@ from autotune.units import GIB, gib
 CONTEXT_BYTES = round(0.51 * GIB)
 """CUDA context of a process with nothing loaded (recorded on an H200, `worker init memory snapshot`)."""
 
-GRAPH_BYTES = round(0.98 * GIB / 51)
-"""One CUDA graph of a 32-layer model (recorded, `Graph capturing finished`: 0.98 GiB for 51 sizes); on top of the
-requested share.
+SMALL_CONTEXT_BYTES = round(0.25 * GIB)
+"""The same on a card of less than `LARGE_GPU_BYTES`: contexts grow with a GPU's multiprocessors. Assumed."""
+
+LARGE_GPU_BYTES = 70 * GIB
+
+GRAPH_BYTES_PER_LAYER = round(0.98 * GIB / 51 / 32)
+"""One layer's part of one CUDA graph (recorded, `Graph capturing finished`: 0.98 GiB for 51 sizes of a 32-layer model);
+on top of the requested share unless the memory model counts graphs in it.
 
 That a share too near 1 therefore runs out of memory at warm-up is our inference; no such start was recorded."""
 
@@ -75,7 +80,21 @@ def config_problem(node: Node, shape: ModelShape, settings: ResolvedSettings) ->
     return None
 
 
-def memory_problem(node: Node, settings: ResolvedSettings, estimate: MemoryEstimate) -> StartProblem | None:
+def context_bytes(gpu: Gpu) -> int:
+    """What a process takes of a GPU before it has loaded anything."""
+    return CONTEXT_BYTES if gpu.memory_bytes >= LARGE_GPU_BYTES else SMALL_CONTEXT_BYTES
+
+
+def _graphs_on_top(shape: ModelShape, settings: ResolvedSettings, estimate: MemoryEstimate) -> int:
+    if estimate.graph_bytes:
+        return 0  # taken off the KV cache already
+    layers = -(-shape.layers // settings.pipeline_parallel)
+    return GRAPH_BYTES_PER_LAYER * layers * len(captured_sizes(settings))
+
+
+def memory_problem(
+    node: Node, shape: ModelShape, settings: ResolvedSettings, estimate: MemoryEstimate
+) -> StartProblem | None:
     """What fails on the GPU: memory in use, weights, KV cache, CUDA graphs; None when the server starts."""
     gpu = node.gpus[0]
     s = settings
@@ -86,7 +105,7 @@ def memory_problem(node: Node, settings: ResolvedSettings, estimate: MemoryEstim
             message=f"DP adjusted local rank {node.gpu_count} is out of bounds. ",
             in_engine=True,
         )
-    free = gpu.memory_bytes - CONTEXT_BYTES
+    free = gpu.memory_bytes - context_bytes(gpu)
     wanted = s.gpu_memory_utilization * gpu.memory_bytes
     if wanted > free:
         return busy_problem(gpu, s, free)
@@ -107,7 +126,7 @@ def memory_problem(node: Node, settings: ResolvedSettings, estimate: MemoryEstim
         )
     if not estimate.fits:
         return _too_small(s, estimate)
-    if wanted + GRAPH_BYTES * len(captured_sizes(s)) > free:
+    if wanted + _graphs_on_top(shape, s, estimate) > free:
         return warmup_problem(s)
     return None
 

@@ -208,6 +208,7 @@ FILES = (
     study_file("key", STUDY_FILE + "trails: 4\n", "mine.yaml", "trails", "trials"),
     study_file("value", STUDY_FILE + "trials: many\n", "trials", "many", "integer"),
     study_file("range", STUDY_FILE + "trials: 0\n", "trials", "greater than or equal to 1"),
+    study_file("numbers-too", STUDY_FILE + "numbers: {prompt_mean: 9, output_mean: 9}\n", "numbers", "either"),
     study_file("load-key", STUDY_FILE + "load: {speed: 3}\n", "load.speed", "concurrency, rate_rps, requests"),
     study_file("engine", STUDY_FILE + "engine: warp\n", "engine", "warp", "simulated"),
     study_file("number-key", STUDY_FILE + "7: 8\n", "mine.yaml", "7"),

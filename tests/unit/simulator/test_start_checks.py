@@ -9,8 +9,10 @@ from model_shapes import deepseek_v3, dense_70b, mixtral
 
 from autotune.node.defaults import resolve
 from autotune.node.gpus import parse_node_name
+from autotune.node.memory import estimate
+from autotune.node.model_shape import load_shape
 from autotune.records import Config, FailureClass, ModelShape, Value
-from autotune.simulator.start_checks import StartProblem, config_problem
+from autotune.simulator.start_checks import StartProblem, config_problem, memory_problem
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4}'
 
@@ -56,3 +58,24 @@ def test_refusals_name_the_cause(
     found = problem(shape, node, **params)
     assert (found.failure if found else None) == (FailureClass(failure) if failure else None)
     assert text in (found.message if found else "")
+
+
+@pytest.mark.parametrize(
+    ("model", "node", "utilization", "starts"),
+    [
+        # Graphs of a small model are small: 24 of 32 layers of 0.98 GiB beside 0.25 GiB of context in 8 % of 14.6 GiB.
+        ("Qwen/Qwen2.5-0.5B-Instruct", "1xT4-16GB", 0.92, True),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "1xT4-16GB", 0.96, False),
+        ("meta-llama/Llama-3.1-8B-Instruct", "1xH200-141GB", 0.92, True),
+        ("meta-llama/Llama-3.1-8B-Instruct", "1xH200-141GB", 0.995, False),
+    ],
+)
+def test_graphs_on_top_of_the_share_grow_with_the_model(
+    model: str, node: str, utilization: float, starts: bool
+) -> None:
+    shape, named = load_shape(model), parse_node_name(node)
+    config = Config.of({"gpu-memory-utilization": utilization, "max-model-len": 4096})
+    settings = resolve(config, named, shape)
+    found = memory_problem(named, shape, settings, estimate(shape, named.gpus[0], settings))
+    assert (found is None) is starts
+    assert found is None or found.failure is FailureClass.OOM_AT_WARMUP

@@ -1,4 +1,4 @@
-"""Drives one load level at a server: who is sent when, and until when. aiohttp does the wire (exchange.py).
+"""Drives one load level at a server: who is sent when, and until when. The wire is exchange.py's seam.
 
 Closed loop: `concurrency` slots, started staggered; a slot's next request is due the moment the slot came free.
 Open loop: every request has an absolute due time; a late request is sent at once, recorded as late, and shifts nothing.
@@ -21,10 +21,11 @@ from autotune.errors import InvalidOption, StorageError
 from autotune.load.address import check_url
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
 from autotune.load.bodies import BodyStore
-from autotune.load.exchange import Timeouts, Transport, open_transport
+from autotune.load.exchange import Timeouts, Transport, TransportKind
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
+from autotune.load.transports import open_transport
 from autotune.load.workloads import Api
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 
@@ -32,6 +33,7 @@ __all__ = [
     "DriveOptions",
     "RequestError",
     "Timeouts",
+    "TransportKind",
     "auth_headers",
     "check_url",
     "drive",
@@ -42,6 +44,9 @@ _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 
 _BATCH = 64
 """Bodies made in one go, in a thread: the event loop (a server's health, Ctrl-C) is looked after in between."""
+
+_READY_CONNECTIONS = 64
+"""Opened beforehand for an open loop, whose number in flight nobody knows yet."""
 
 _SPARE_FILES = 128
 """Open files left to the rest of the program when sockets are counted against the limit."""
@@ -65,6 +70,7 @@ class DriveOptions:
         clock: monotonic seconds; must advance with real time.
         abort: set by the caller when the server is gone; the level ends at once.
         on_record: called with each record as its request ends.
+        transport: what carries the requests; None for the quickest that can.
     """
 
     api: Api
@@ -83,6 +89,7 @@ class DriveOptions:
     clock: Callable[[], float] = time.perf_counter
     abort: asyncio.Event | None = None
     on_record: Callable[[RequestRecord], None] | None = None
+    transport: TransportKind | None = None
 
 
 async def drive(
@@ -107,10 +114,15 @@ async def drive(
         await _fill(bodies, requests, options)
         run = _Level(requests, bodies, options)
         async with open_transport(
-            base + _PATHS[options.api], headers=auth_headers(options), timeouts=options.timeouts, now=run.now
+            base + _PATHS[options.api],
+            headers=auth_headers(options),
+            timeouts=options.timeouts,
+            now=run.now,
+            kind=options.transport,
         ) as transport:
             if options.before_start is not None:
                 await options.before_start()
+            await transport.prepare(min(in_flight if closed else _READY_CONNECTIONS, in_flight, len(requests)))
             # The clock's zero is set only now that everything is prepared.
             await run.run(transport, level, in_flight)
     records = tuple(sorted(run.records, key=lambda record: record.index))

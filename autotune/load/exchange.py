@@ -1,4 +1,7 @@
-"""One request over the wire with aiohttp. The seam behind which a raw protocol can take its place."""
+"""The seam of the wire, how an answer that is no stream is judged, and the carrier that can do everything: aiohttp.
+
+wire.py is the quick one, for plain HTTP; transports.py chooses.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -22,10 +26,20 @@ just being closed would come back as a reset that no config is to blame for."""
 DRAIN_S = 0.25
 """How long the end of the response may take after [DONE] before the connection is given up."""
 
-_ERROR_BODY_BYTES = 4096
+ERROR_BODY_BYTES = 4096
+"""Of an answer that is no stream, so much is read and judged."""
 
-_STREAM_TYPES = frozenset({"text/event-stream", "text/plain", "application/octet-stream"})
-"""Content types read as a stream; aiohttp says octet-stream where the server said nothing."""
+STREAM_TYPES = frozenset({"text/event-stream", "text/plain", "application/octet-stream"})
+"""Content types read as a stream; octet-stream also stands for a server that said nothing."""
+
+
+class TransportKind(StrEnum):
+    """What carries the requests."""
+
+    RAW = "raw"
+    """wire.py: plain HTTP only, a third of the CPU time per chunk."""
+    AIOHTTP = "aiohttp"
+    """TLS, credentials in the URL, and whatever raw does not know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +62,10 @@ class Transport(Protocol):
 
     The driver calls it, many times at once. It returns when the response is over and the connection is free; every
     failure goes into `reading`, nothing is raised but the caller's own cancellation, which leaves `reading` open.
+    `prepare` is called once, before the clock starts; it opens so many connections if it can, and never fails.
     """
+
+    async def prepare(self, connections: int) -> None: ...
 
     async def exchange(self, body: bytes, reading: Reading) -> None: ...
 
@@ -61,6 +78,9 @@ class AiohttpTransport:
         self._url = url
         self._now = now
 
+    async def prepare(self, connections: int) -> None:
+        """Nothing: aiohttp opens a connection when a request needs one."""
+
     async def exchange(self, body: bytes, reading: Reading) -> None:
         """Send `body`, feed the answer to `reading`."""
         try:
@@ -68,13 +88,11 @@ class AiohttpTransport:
                 self._url, data=body, allow_redirects=False, trace_request_ctx=reading
             ) as response:
                 reading.answered(response.status)
-                if not 200 <= response.status < 300:
-                    kind, text = _status_error(response.status), await _error_text(response)
-                    reading.fail(kind, text, self._now())
-                elif response.content_type not in _STREAM_TYPES:
-                    await self._not_a_stream(response, reading)
-                else:
+                if 200 <= response.status < 300 and response.content_type in STREAM_TYPES:
                     await self._read(response, reading)
+                else:
+                    raw = await _beginning(response)
+                    reading.fail(*judge(response.status, response.content_type, raw), self._now())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             kind, text = classify(error)
             reading.fail(kind, text, self._now())
@@ -95,15 +113,9 @@ class AiohttpTransport:
         except TimeoutError:
             response.close()
 
-    async def _not_a_stream(self, response: aiohttp.ClientResponse, reading: Reading) -> None:
-        """A 2xx that is no event stream: an error object, a proxy's page, a server that does not stream."""
-        text = await _error_text(response, only_errors=True)
-        kind = RequestError.ERROR_FRAME if text else RequestError.PROTOCOL
-        reading.fail(kind, text or f"content type {response.content_type}, not an event stream", self._now())
-
 
 @asynccontextmanager
-async def open_transport(
+async def open_aiohttp(
     url: str, *, headers: Mapping[str, str], timeouts: Timeouts, now: Callable[[], float]
 ) -> AsyncIterator[AiohttpTransport]:
     """A transport to `url` for the length of one level. The pool has no limit: the driver bounds what is in flight."""
@@ -152,17 +164,27 @@ def _status_error(status: int) -> RequestError:
     return RequestError.PROTOCOL
 
 
-async def _error_text(response: aiohttp.ClientResponse, *, only_errors: bool = False) -> str:
-    """The message of an error body, at most a few KiB of it; with `only_errors` empty unless it is an error object."""
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     raw = bytearray()
-    while len(raw) < _ERROR_BODY_BYTES and (data := await response.content.readany()):
+    while len(raw) < ERROR_BODY_BYTES and (data := await response.content.readany()):
         raw += data
-    text = raw[:_ERROR_BODY_BYTES].decode("utf-8", "replace").strip()
+    return bytes(raw)
+
+
+def judge(status: int, content_type: str, raw: bytes) -> tuple[RequestError, str]:
+    """What an answer that is no 2xx event stream means: an error object, a proxy's page, a server that does not stream.
+
+    Args:
+        raw: the beginning of its body; at most ERROR_BODY_BYTES of it are looked at.
+    """
+    text = raw[:ERROR_BODY_BYTES].decode("utf-8", "replace").strip()
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         body = None
     message = error_message(body) if isinstance(body, dict) else None
-    if message is None and not only_errors:
-        return text or f"HTTP {response.status}"
-    return message or ""
+    if not 200 <= status < 300:
+        return _status_error(status), message or text or f"HTTP {status}"
+    if message:
+        return RequestError.ERROR_FRAME, message
+    return RequestError.PROTOCOL, f"content type {content_type}, not an event stream"

@@ -42,6 +42,11 @@ class SseParser:
         self._skip_lf = False
         self._started = False
 
+    @property
+    def between_frames(self) -> bool:
+        """Whether what comes next begins a frame: nothing is held, and no LF of a cut CRLF is awaited."""
+        return self._started and not (self._skip_lf or self._line or self._data or self._event is not None)
+
     def feed(self, data: bytes, at_s: float) -> list[Frame]:
         """Frames completed by these bytes, each stamped `at_s`.
 

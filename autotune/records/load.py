@@ -12,7 +12,25 @@ class Arrivals(StrEnum):
     CLOSED = "closed"
     CONSTANT = "constant"
     POISSON = "poisson"
+    GAMMA = "gamma"
+    RAMP = "ramp"
     TRACE = "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalProcess:
+    """How the requests of an open loop come, whatever their rate.
+
+    Attributes:
+        cv: GAMMA only: coefficient of variation of the gaps; 1 is Poisson, above is burstier.
+        ramp_from, ramp_to: RAMP only: the rate at start and end of the level; only their ratio counts, as the mean is
+            the level's rate.
+    """
+
+    kind: Arrivals = Arrivals.POISSON
+    cv: float | None = None
+    ramp_from: float | None = None
+    ramp_to: float | None = None
 
 
 class LevelRole(StrEnum):
@@ -34,6 +52,7 @@ class LoadLevel:
         rate_rps: open loop only: requests per second.
         requests: how many requests are sent.
         seed: of prompts' content and of arrival times; differs between levels and trials in content, never in shape.
+        cv, ramp_from, ramp_to: of its arrivals, see ArrivalProcess.
     """
 
     name: str
@@ -43,6 +62,9 @@ class LoadLevel:
     seed: int
     concurrency: int | None = None
     rate_rps: float | None = None
+    cv: float | None = None
+    ramp_from: float | None = None
+    ramp_to: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +118,13 @@ class RequestRecord:
 
     Attributes:
         scheduled_s: when it should have been sent: the absolute schedule, or (closed loop) when its slot came free.
+        sent_s: when it was handed to the kernel.
+        first_byte_s: first byte of the body, a comment included.
+        first_frame_s: first frame with data, even one of a role or an empty text; None also in older files.
+        first_token_s: first frame with text in any channel: content, reasoning or a tool call. TTFT ends here.
+        first_content_s: first frame with text in the content; None where there was none, also in older files.
+        last_token_s: last frame with text; the latency ends here.
+        done_s: the response ended, well or not.
         token_times_s: arrival of every chunk that carried at least one token, first to last.
         output_tokens: from `usage`; None when the server did not say.
         counted_tokens: token-carrying chunks seen by the client, the flagged fallback.
@@ -118,3 +147,28 @@ class RequestRecord:
     status: int | None = None
     error: str | None = None
     message: str | None = None
+    first_frame_s: float | None = None
+    first_content_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivalCheck:
+    """The arrivals of an open loop as they were sent, beside what was asked; `load.arrival_check` has the definitions.
+
+    Attributes:
+        asked_rate_rps, sent_rate_rps: mean rates; equal when nothing was late, whatever luck the arrivals' seed had.
+        asked_cv, cv: coefficient of variation of the gaps; None of too few requests.
+        asked_dispersion, dispersion: variance over mean of counts in equal windows; None of too few requests.
+        lateness_p50_s, lateness_p99_s: sent - scheduled of each request.
+        waited: turns that were due before the answer they go on from had ended, which is nobody's lateness.
+    """
+
+    asked_rate_rps: float
+    sent_rate_rps: float
+    asked_cv: float | None
+    cv: float | None
+    asked_dispersion: float | None
+    dispersion: float | None
+    lateness_p50_s: float
+    lateness_p99_s: float
+    waited: int = 0

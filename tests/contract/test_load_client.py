@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from autotune.errors import InvalidOption
 from autotune.load.calibrating import calibrate
-from autotune.load.client import DriveOptions, Timeouts, check_url, drive
+from autotune.load.client import DriveOptions, Timeouts, TransportKind, check_url, drive
 from autotune.load.measure import itl_s, summarise, tpot_s, ttft_s
 from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
 from autotune.load.prompts import ChatMessage, Conversation, TokenIds, render_prompt
@@ -34,6 +34,23 @@ from autotune.records import Arrivals, ClockKind, LevelRole, LoadLevel, PlannedR
 SLACK_S = 1.0
 
 
+class Carrier:
+    """What `options` asks for; None is the choice of the client."""
+
+    kind: TransportKind | None = None
+
+
+@pytest.fixture(params=TransportKind)
+def _carried(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Everything that `drive` promises holds whichever transport carries it."""
+    Carrier.kind = request.param
+    yield
+    Carrier.kind = None
+
+
+either_transport = pytest.mark.usefixtures("_carried")
+
+
 def options(api: Api = Api.CHAT, **changes: Any) -> DriveOptions:
     base = DriveOptions(
         api=api,
@@ -42,6 +59,7 @@ def options(api: Api = Api.CHAT, **changes: Any) -> DriveOptions:
         timeouts=Timeouts(request_s=10.0, stall_s=5.0, connect_s=5.0),
         deadline_s=20.0,
         stagger_s=0.0,
+        transport=Carrier.kind,
     )
     return replace(base, **changes)
 
@@ -73,6 +91,7 @@ async def one(*steps: Step, opts: DriveOptions | None = None, script: Script | N
     return records[0]
 
 
+@either_transport
 class TestTokens:
     async def test_role_only_chunk_is_no_token(self) -> None:
         record = await one(
@@ -173,6 +192,7 @@ class TestTokens:
         assert 0.2 <= (ttft_s(record) or 0) < 0.2 + SLACK_S
 
 
+@either_transport
 class TestFailures:
     async def failed(self, kind: str, *steps: Step, **kwargs: Any) -> RequestRecord:
         record = await one(*steps, **kwargs)
@@ -284,6 +304,7 @@ class TestFailures:
 GOOD = (delta(role="assistant", content=""), delta(content="a"), delta("length", content="b"), usage(5, 2), DONE)
 
 
+@either_transport
 class TestClosedLoop:
     async def test_holds_its_concurrency(self) -> None:
         script = Script(steps=(Pause(0.03), *GOOD))
@@ -342,6 +363,7 @@ class TestClosedLoop:
         assert told == [0, 1, 2]
 
 
+@either_transport
 class TestOpenLoop:
     async def test_a_slow_server_shifts_nothing_and_shows_in_ttft(self) -> None:
         """Coordinated omission: a server that serves 20/s under 50/s must show a queue, not a slower client."""
@@ -406,6 +428,7 @@ class TestOpenLoop:
         assert all(r.sent_s is not None and r.sent_s >= r.scheduled_s for r in records)
 
 
+@either_transport
 class TestEnds:
     async def test_deadline_ends_open_requests(self) -> None:
         scripts = [Script(steps=GOOD), Script(steps=(delta(content="a"), Hang())), Script(steps=(Hang(),))]

@@ -17,6 +17,7 @@ from autotune.engine.found_server import FoundServer, base_of, find_server, key_
 from autotune.engine.metrics_text import Metrics, delta, restarted
 from autotune.errors import InvalidOption, ServerUnusable, StorageError
 from autotune.load.address import is_this_machine
+from autotune.load.arrivals import open_level
 from autotune.load.client import DriveOptions, drive
 from autotune.load.measure import summarise
 from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
@@ -165,10 +166,10 @@ def planned_levels(order: MeasureOrder) -> tuple[LoadLevel, ...]:
     # No more than arrive in half the time that a level may take, so that the last ones can still end.
     arriving = [max(MIN_REQUESTS, math.floor(rate * order.level_deadline_s / 2)) for rate in order.rates]
     opened = [
-        LoadLevel(
-            name=f"rate-{rate:g}",
-            role=LevelRole.EXTRA,
-            arrivals=order.workload.open_arrivals,
+        open_level(
+            f"rate-{rate:g}",
+            LevelRole.EXTRA,
+            order.workload.open_arrivals,
             requests=order.requests or min(MOST_REQUESTS, max(enough, counts.ttft), most),
             seed=_seed(order, place),
             rate_rps=rate,

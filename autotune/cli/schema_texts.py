@@ -63,6 +63,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "output_tokens": "Tokens that each request generates.",
         "shared_prefixes": "Openings that several requests share, on top of their own prompt.",
         "turns": "Conversations: each turn carries what went before.",
+        "arrivals": "How the requests of an open loop come; without it as a Poisson stream.",
         "requests": "How many requests make a level, per GPU.",
         "concurrency": "Where the search for the baseline's capacity begins and ends, per GPU.",
         "seed": "Of lengths, prefixes and their order.",
@@ -86,6 +87,12 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "count": "Turns of a conversation.",
         "think_s": "Seconds between an answer and the next turn, on average.",
         "longest_tokens": "A conversation ends before it is longer than this.",
+    },
+    "_ArrivalsYaml": {
+        "process": "constant: even gaps; poisson; gamma: gaps of any burstiness; ramp: Poisson of a rate that changes.",
+        "cv": "Of gamma: coefficient of variation of the gaps; 1 is Poisson, above is burstier.",
+        "from": "Of a ramp: the rate at the start; only its ratio to the end's counts, the level sets the mean.",
+        "to": "Of a ramp: the rate at the end.",
     },
     "_RequestsYaml": {
         "per_slot": "The throughput level sends at least this many per concurrent slot.",

@@ -7,7 +7,7 @@ from typing import assert_never
 
 import numpy as np
 
-from autotune.records import Arrivals, LoadLevel
+from autotune.records import ArrivalProcess, Arrivals, LevelRole, LoadLevel
 
 STAGGER_PER_SLOT_S = 0.02
 """One slot of a closed loop opens every 20 ms, about the prefill of one chat prompt on a recent GPU, so that the first
@@ -30,6 +30,23 @@ def closed_offsets(concurrency: int, stagger_s: float) -> tuple[float, ...]:
     return tuple(slot * stagger_s / concurrency for slot in range(concurrency))
 
 
+def open_level(
+    name: str, role: LevelRole, process: ArrivalProcess, *, rate_rps: float, requests: int, seed: int
+) -> LoadLevel:
+    """An open loop whose requests come by `process`."""
+    return LoadLevel(
+        name=name,
+        role=role,
+        arrivals=process.kind,
+        requests=requests,
+        seed=seed,
+        rate_rps=rate_rps,
+        cv=process.cv,
+        ramp_from=process.ramp_from,
+        ramp_to=process.ramp_to,
+    )
+
+
 def constant_schedule(rate_rps: float, requests: int) -> tuple[float, ...]:
     """One request every 1/rate seconds, the first at 0."""
     _check_rate(rate_rps)
@@ -46,6 +63,49 @@ def poisson_schedule(rate_rps: float, requests: int, seed: int) -> tuple[float, 
     _check_rate(rate_rps)
     times = np.sort(np.random.default_rng(seed).random(requests)) * (requests / rate_rps)
     return tuple(float(t) for t in times)
+
+
+def gamma_schedule(rate_rps: float, requests: int, seed: int, cv: float) -> tuple[float, ...]:
+    """Arrivals with gamma-distributed gaps, given that exactly `requests` of them fall in requests/rate seconds.
+
+    One gap more than requests is drawn, and all are stretched alike so that they fill that time. With cv 1 this is
+    `poisson_schedule` in distribution: spacings of uniforms are exponentials over their sum (Devroye, Non-Uniform
+    Random Variate Generation, 1986, V.2).
+
+    Args:
+        cv: coefficient of variation of the gaps, above 0: the shape is 1 / cv^2 (`vllm bench serve` calls that
+            --burstiness). A level of few requests cannot show a large one: its sample's is at most sqrt(requests).
+    """
+    _check_rate(rate_rps)
+    if not 0 < cv < float("inf"):
+        raise ValueError(f"gaps need a positive coefficient of variation, got {cv}")
+    ends = np.cumsum(np.random.default_rng(seed).gamma(shape=1 / cv**2, size=requests + 1))
+    if not ends[-1] > 0:  # all gaps below the smallest float, as a huge cv may have them
+        return constant_schedule(rate_rps, requests)
+    whole_s = requests / rate_rps
+    return tuple(min(whole_s, float(t)) for t in ends[:-1] / ends[-1] * whole_s)
+
+
+def ramp_schedule(rate_rps: float, requests: int, seed: int, *, ramp_from: float, ramp_to: float) -> tuple[float, ...]:
+    """Poisson arrivals whose rate goes in a straight line from start to end; their mean rate is exactly `rate_rps`.
+
+    Given their number, arrivals of such a process are sorted independent draws with the rate as density (Kingman,
+    2.4); the share F of them before the share u of the time is (a u + (b - a) u^2 / 2) / ((a + b) / 2), solved for u.
+
+    Args:
+        ramp_from, ramp_to: a and b, rates in any unit: only their ratio counts. Not negative, not both 0.
+    """
+    _check_rate(rate_rps)
+    total = ramp_from + ramp_to
+    if not (ramp_from >= 0 and ramp_to >= 0 and 0 < total < float("inf")):
+        raise ValueError(f"a ramp needs rates of 0 and above, got {ramp_from} to {ramp_to}")
+    a, b = ramp_from / total, ramp_to / total
+    shares = np.sort(np.random.default_rng(seed).random(requests))
+    # The root without the difference of near-equal numbers that a flat ramp would make of the usual form; a ramp from 0
+    # has its first draw of exactly 0, should it come, at the start.
+    below = a + np.sqrt(np.maximum(0.0, a * a + (b - a) * shares))
+    times = np.divide(shares, below, out=np.zeros_like(shares), where=below > 0)
+    return tuple(float(t) for t in np.minimum(times, 1.0) * (requests / rate_rps))
 
 
 def trace_schedule(rate_rps: float, times_s: Sequence[float]) -> tuple[float, ...]:
@@ -72,7 +132,8 @@ def schedule(level: LoadLevel, times_s: Sequence[float] | None = None) -> tuple[
         times_s: recorded arrivals, needed by a TRACE level alone (see `trace_schedule`).
 
     Raises:
-        ValueError: an open-loop level without a positive rate, or a TRACE level without recorded arrivals.
+        ValueError: an open-loop level without a positive rate or what its arrivals need, or a TRACE level without
+            recorded arrivals.
     """
     match level.arrivals:
         case Arrivals.CLOSED:
@@ -81,6 +142,16 @@ def schedule(level: LoadLevel, times_s: Sequence[float] | None = None) -> tuple[
             return constant_schedule(level.rate_rps or 0.0, level.requests)
         case Arrivals.POISSON:
             return poisson_schedule(level.rate_rps or 0.0, level.requests, level.seed)
+        case Arrivals.GAMMA:
+            if level.cv is None:
+                raise ValueError(f"level {level.name} has gamma arrivals without a coefficient of variation")
+            return gamma_schedule(level.rate_rps or 0.0, level.requests, level.seed, level.cv)
+        case Arrivals.RAMP:
+            if level.ramp_from is None or level.ramp_to is None:
+                raise ValueError(f"level {level.name} is a ramp without rates from and to")
+            return ramp_schedule(
+                level.rate_rps or 0.0, level.requests, level.seed, ramp_from=level.ramp_from, ramp_to=level.ramp_to
+            )
         case Arrivals.TRACE:
             if times_s is None or len(times_s) != level.requests + 1:
                 raise ValueError(f"level {level.name} replays arrivals, and the workload has none recorded")

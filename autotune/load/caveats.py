@@ -1,7 +1,7 @@
 """Doubts about a level's figures, typed, each with what was seen and what to do. Pure.
 
-Codes: client_late, in_flight_cap, too_few_samples, no_usage, output_drift, prefix_hits, errors, saturated, aborted,
-no_steady_window, tokens_per_chunk, bunched_chunks, unseen_tokens, preemptions.
+Codes: client_late, arrivals_off, in_flight_cap, too_few_samples, no_usage, output_drift, prefix_hits, errors, saturated,
+aborted, no_steady_window, tokens_per_chunk, bunched_chunks, unseen_tokens, preemptions.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from autotune.load import stats
+from autotune.load.arrival_check import arrivals_off
 from autotune.load.reading import RequestError
 from autotune.load.window import Window, peak_in_flight
 from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, Measurement, RequestRecord
@@ -58,7 +59,7 @@ class Evidence:
 
 def caveats_of(evidence: Evidence) -> tuple[Caveat, ...]:
     """Every doubt about a level, the client's own faults first."""
-    checks = (_client, _requests, _window, _tokens, _server)
+    checks = (_client, _arrivals, _requests, _window, _tokens, _server)
     return tuple(caveat for check in checks for caveat in check(evidence))
 
 
@@ -93,6 +94,18 @@ def _client(e: Evidence) -> Iterator[Caveat]:
             code="in_flight_cap",
             text=f"{e.in_flight_cap} requests were open at once, the most that are kept; later ones were held back",
             remedy="Lower the rate: the server is far beyond its capacity.",
+        )
+
+
+def _arrivals(e: Evidence) -> Iterator[Caveat]:
+    check = e.measurement.arrivals
+    off = arrivals_off(check) if check is not None else ()
+    if check is not None and off:
+        turns = f"; {check.waited} turns waited for the answers before them" if check.waited else ""
+        yield Caveat(
+            code="arrivals_off",
+            text="; ".join(off) + turns,
+            remedy="Give the load client free CPU cores or lower the rate; turns wait less with a longer think_s.",
         )
 
 

@@ -23,6 +23,7 @@ from itertools import pairwise
 import numpy as np
 
 from autotune.load import stats
+from autotune.load.arrival_check import arrival_check
 from autotune.load.arrivals import IN_FLIGHT_CAP
 from autotune.load.caveats import MAX_ERROR_SHARE, Evidence, caveats_of
 from autotune.load.window import Window, window_of
@@ -83,6 +84,7 @@ def summarise(
         itl_s=stats.latency([gap for r in chosen for gap in itl_s(r)], seed=seed, independent=len(chosen)),
         e2e_s=stats.latency([r.last_token_s - r.scheduled_s for r in chosen if r.last_token_s is not None], seed=seed),
         server=server,
+        arrivals=arrival_check(level, records),
     )
     evidence = Evidence(
         measurement=measurement,

@@ -25,8 +25,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.load.arrivals import open_level
 from autotune.load.workloads import Workload
-from autotune.records import Arrivals, Estimate, LevelRole, LoadLevel, LoadPlan, Measurement
+from autotune.records import ArrivalProcess, Arrivals, Estimate, LevelRole, LoadLevel, LoadPlan, Measurement
 
 START_PER_GPU = 8
 MIN_GAIN = 0.05
@@ -35,6 +36,7 @@ RATE_SHARE = 0.85
 MIN_RAMP_REQUESTS = 24
 RAMP_PER_SLOT = 4
 MIN_TTFT_REQUESTS = 40
+POISSON = ArrivalProcess()
 LONGEST_S = 300.0
 """Half of the default deadline of a level, so that configs of half the baseline's speed still end in time."""
 
@@ -159,12 +161,12 @@ def ramp_per_slot(workload: Workload) -> int:
 
 
 def plan_levels(
-    plan: LoadPlan, gpus: int, *, seed: int, open_arrivals: Arrivals = Arrivals.POISSON
+    plan: LoadPlan, gpus: int, *, seed: int, open_arrivals: ArrivalProcess = POISSON
 ) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
     """Warm-up, throughput and TTFT levels of a config that uses `gpus` GPUs, busiest first.
 
     Args:
-        open_arrivals: of the TTFT level; a trace with times replays its own (`Workload.open_arrivals`).
+        open_arrivals: of the TTFT level (`Workload.open_arrivals`).
     """
     concurrency, rate = plan.concurrency_per_gpu * gpus, plan.rate_rps_per_gpu * gpus
     return (
@@ -184,10 +186,10 @@ def plan_levels(
             seed=seed + 1,
             concurrency=concurrency,
         ),
-        LoadLevel(
-            name="ttft",
-            role=LevelRole.TTFT,
-            arrivals=open_arrivals,
+        open_level(
+            "ttft",
+            LevelRole.TTFT,
+            open_arrivals,
             requests=plan.ttft_requests_per_gpu * gpus,
             seed=seed + 2,
             rate_rps=rate,

@@ -15,7 +15,7 @@ from enum import StrEnum
 from autotune.load.lengths import Lengths
 from autotune.load.prompts import Conversation
 from autotune.load.traces import Trace
-from autotune.records import Arrivals, Slo
+from autotune.records import ArrivalProcess, Arrivals, Slo
 
 TEMPLATE_TOKENS = 64
 """Room for what a chat template adds around a prompt: a few dozen tokens for Llama 3.1, which states two dates."""
@@ -94,6 +94,7 @@ class Workload:
         seed: of lengths, prefixes and their order: the same in every trial and level of one size.
         start_concurrency, max_concurrency: where the baseline's ramp begins and ends, per GPU.
         longest_request_tokens: what the operator must admit beyond what is sent here; None for what is sent.
+        arrivals: of open loops; None for what is usual, a Poisson stream.
         trace: recorded requests that are sent in place of drawn ones.
         texts: real prompts, in memory only: never stored, printed or copied. A request's `text_index` points here.
     """
@@ -111,6 +112,7 @@ class Workload:
     longest_request_tokens: int | None = None
     slo: Slo | None = None
     turns: Turns | None = None
+    arrivals: ArrivalProcess | None = None
     trace: Trace | None = field(default=None, repr=False)
     texts: tuple[str | Conversation, ...] = field(default=(), repr=False, compare=False)
 
@@ -149,9 +151,12 @@ class Workload:
         return float(TEMPLATE_TOKENS) if self.api is Api.CHAT else 0.0
 
     @property
-    def open_arrivals(self) -> Arrivals:
-        """What an open loop of this workload should be: the trace's own arrivals where it has times."""
-        return Arrivals.TRACE if self.trace is not None and self.trace.timed else Arrivals.POISSON
+    def open_arrivals(self) -> ArrivalProcess:
+        """How requests of an open loop come: as asked, at the trace's own times where it has some, else Poisson."""
+        if self.arrivals is not None:
+            return self.arrivals
+        timed = self.trace is not None and self.trace.timed
+        return ArrivalProcess(kind=Arrivals.TRACE if timed else Arrivals.POISSON)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,10 +200,10 @@ def guide_model_len(needed: int) -> int:
 def workload_fingerprint(workload: Workload) -> str:
     """Twelve hex digits that change when the offered requests change; name, description and SLO do not count.
 
-    Of a trace and its texts only a hash goes in. A workload without turns and trace hashes as before those existed,
-    so that stored studies go on.
+    Of a trace and its texts only a hash goes in. A workload without turns, arrivals and trace hashes as before those
+    existed, so that stored studies go on.
     """
-    unset = {"turns"} if workload.turns is None else set()
+    unset = {name for name in ("turns", "arrivals") if getattr(workload, name) is None}
     left_out = {"name", "description", "slo", "trace", "texts"} | unset
     plain = {key: value for key, value in _fields(workload).items() if key not in left_out}
     if workload.trace is not None:

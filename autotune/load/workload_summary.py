@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autotune.load.arrivals import open_level
 from autotune.load.requests import plan_caveats, plan_requests, reachable_share, reachable_tokens
 from autotune.load.traces import burstiness
 from autotune.load.workload import Workload, guide_model_len
@@ -68,10 +69,10 @@ def shown_level(workload: Workload, *, concurrency: int | None = None, rate_rps:
     """A level as a study would have: a closed loop, or with a rate the workload's own open loop."""
     counts = workload.requests
     if rate_rps is not None:
-        return LoadLevel(
-            name="ttft",
-            role=LevelRole.TTFT,
-            arrivals=workload.open_arrivals,
+        return open_level(
+            "ttft",
+            LevelRole.TTFT,
+            workload.open_arrivals,
             requests=min(MOST_REQUESTS, max(counts.ttft, round(counts.level_s * rate_rps))),
             seed=0,
             rate_rps=rate_rps,

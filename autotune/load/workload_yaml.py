@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.errors import InvalidFile
 from autotune.load.lengths import MAX_P95_OVER_MEAN, Lengths
 from autotune.load.workload import Api, RequestCounts, SharedPrefixes, Turns, Workload
-from autotune.records import Slo
+from autotune.records import ArrivalProcess, Arrivals, Slo
 
 MAX_TURNS = 200
 """Of one conversation; agents' longest have about as many."""
@@ -111,6 +111,29 @@ class _TurnsYaml(_Yaml):
         return self
 
 
+_Rate = Annotated[float, Field(ge=0, le=1_000_000)]
+_ARRIVAL_FORMS = "process constant or poisson alone | process gamma and cv | process ramp and from and to, not both 0"
+
+
+class _ArrivalsYaml(_Yaml):
+    # `from` is a word of Python's own; its alias is the key.
+    process: Literal["constant", "poisson", "gamma", "ramp"]
+    cv: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    from_: Annotated[_Rate | None, Field(alias="from")] = None
+    to: _Rate | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> _ArrivalsYaml:
+        given = {name for name in ("cv", "from_", "to") if getattr(self, name) is not None}
+        needed = {"gamma": {"cv"}, "ramp": {"from_", "to"}}.get(self.process, set())
+        if given != needed or (self.process == "ramp" and not self.from_ and not self.to):
+            raise ValueError(_ARRIVAL_FORMS)
+        return self
+
+    def record(self) -> ArrivalProcess:
+        return ArrivalProcess(kind=Arrivals(self.process), cv=self.cv, ramp_from=self.from_, ramp_to=self.to)
+
+
 class _SloYaml(_Yaml):
     ttft_p95_ms: Annotated[float, Field(gt=0)]
 
@@ -123,6 +146,7 @@ class _WorkloadYaml(_Yaml):
     output_tokens: _LengthsYaml
     shared_prefixes: _PrefixesYaml | None = None
     turns: _TurnsYaml | None = None
+    arrivals: _ArrivalsYaml | None = None
     requests: _RequestsYaml = _RequestsYaml()
     concurrency: _ConcurrencyYaml = _ConcurrencyYaml()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -155,6 +179,7 @@ class _WorkloadYaml(_Yaml):
             seed=self.seed,
             longest_request_tokens=self.longest_request_tokens,
             turns=self._turns(),
+            arrivals=self.arrivals.record() if self.arrivals else None,
             slo=Slo(metric="ttft_p95", limit_s=self.slo.ttft_p95_ms / 1000) if self.slo else None,
         )
 
@@ -188,4 +213,4 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
         annotation = model.model_fields[part].annotation
         options = getattr(annotation, "__args__", (annotation,))
         model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -14,7 +14,16 @@ from autotune.records.config import (
     Value,
 )
 from autotune.records.figures import Caveat, Estimate, Failure, Latency, Measurement, ServerDelta, ServerFacts
-from autotune.records.load import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
+from autotune.records.load import (
+    ArrivalCheck,
+    ArrivalProcess,
+    Arrivals,
+    LevelRole,
+    LoadLevel,
+    PlannedRequest,
+    RequestRecord,
+    SharedSpan,
+)
 from autotune.records.node import (
     BF16_CAPABILITY,
     FP8_CAPABILITY,
@@ -55,6 +64,8 @@ __all__ = [
     "ModelShape",
     "Node",
     "Topology",
+    "ArrivalCheck",
+    "ArrivalProcess",
     "Arrivals",
     "LevelRole",
     "LoadLevel",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.records.config import ClockKind, FailureClass, Value
-from autotune.records.load import LoadLevel
+from autotune.records.load import ArrivalCheck, LoadLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,7 @@ class Measurement:
         ttft_from_send_s: from the moment the request was written.
         duration_s: first due request to last completion; `steady_s` is the window that throughput was counted over.
         energy_j: what the GPUs used over the level, by NVML; None where nobody read it.
+        arrivals: of an open loop: what was sent, beside what was asked.
     """
 
     level: LoadLevel
@@ -99,6 +100,7 @@ class Measurement:
     server: ServerDelta | None = None
     caveats: tuple[Caveat, ...] = ()
     energy_j: float | None = None
+    arrivals: ArrivalCheck | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from autotune.load.workloads import (
     load_workload,
     workload_fingerprint,
 )
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, SharedSpan
+from autotune.records import ArrivalProcess, Arrivals, LevelRole, LoadLevel, PlannedRequest, SharedSpan
 
 CLOSED = LoadLevel(name="t", role=LevelRole.THROUGHPUT, arrivals=Arrivals.CLOSED, requests=120, seed=3, concurrency=4)
 OPEN = replace(CLOSED, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=8.0)
@@ -232,7 +232,7 @@ def test_recordings_keep_their_promises(
     times = sorted(at for _, _, at in raw)
     rows = [RawRow(prompt_tokens=p, output_tokens=o, at_s=at) for (p, o, _), at in zip(raw, times, strict=True)]
     workload = recorded(rows)
-    level = replace(OPEN, arrivals=workload.open_arrivals, requests=count, rate_rps=rate_rps)
+    level = replace(OPEN, arrivals=workload.open_arrivals.kind, requests=count, rate_rps=rate_rps)
     planned = plan_requests(workload, level, salt)
     due = [r.scheduled_s or 0.0 for r in planned]
     assert due == sorted(due)
@@ -272,7 +272,7 @@ def test_real_prompts_are_sent_turn_by_turn(tmp_path: Path) -> None:
     assert [c.code for c in plan_caveats(workload, CLOSED)] == ["repeated_prompts", "estimated_tokens"]
     assert [c.code for c in plan_caveats(workload, replace(CLOSED, requests=60))] == ["estimated_tokens"]
     assert plan_caveats(load_workload("chat"), CLOSED) == ()
-    assert workload.open_arrivals is Arrivals.POISSON
+    assert workload.open_arrivals == ArrivalProcess(kind=Arrivals.POISSON)
     assert "first question" not in repr(workload)
 
 

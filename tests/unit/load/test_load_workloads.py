@@ -17,6 +17,7 @@ from autotune.load.workloads import (
     parse_workload,
     workload_fingerprint,
 )
+from autotune.records import ArrivalProcess, Arrivals
 
 SHORT = "prompt_tokens: {fixed: 10}\noutput_tokens: {fixed: 5}\n"
 
@@ -147,3 +148,44 @@ def test_fingerprint_is_of_the_offered_load() -> None:
 def test_any_text_is_refused_politely(text: str) -> None:
     with pytest.raises(InvalidFile):
         parse_workload(text, file="w.yaml", name="w")
+
+
+BARE = "prompt_tokens: {fixed: 8}\noutput_tokens: {fixed: 8}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "process"),
+    [
+        ("{process: constant}", ArrivalProcess(kind=Arrivals.CONSTANT)),
+        ("{process: poisson}", ArrivalProcess(kind=Arrivals.POISSON)),
+        ("{process: gamma, cv: 2}", ArrivalProcess(kind=Arrivals.GAMMA, cv=2.0)),
+        ("{process: ramp, from: 0, to: 3}", ArrivalProcess(kind=Arrivals.RAMP, ramp_from=0.0, ramp_to=3.0)),
+    ],
+)
+def test_arrivals_of_open_loops(text: str, process: ArrivalProcess) -> None:
+    workload = parse_workload(f"{BARE}arrivals: {text}\n", file="w.yaml", name="w")
+    assert workload.open_arrivals == process
+    unsaid = parse_workload(BARE, file="w.yaml", name="w")
+    assert unsaid.open_arrivals == ArrivalProcess(kind=Arrivals.POISSON)
+    assert workload_fingerprint(workload) != workload_fingerprint(unsaid)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "poisson",
+        "{process: gamma}",
+        "{process: poisson, cv: 1}",
+        "{process: gamma, cv: 0}",
+        "{process: ramp, from: 1}",
+        "{process: ramp, from: 0, to: 0}",
+        "{process: ramp, from: -1, to: 1}",
+        "{process: ramp, from_: 1, to: 1}",
+        "{process: trace}",
+        "{process: bursty}",
+    ],
+)
+def test_arrivals_that_are_none(text: str) -> None:
+    with pytest.raises(InvalidFile) as caught:
+        parse_workload(f"{BARE}arrivals: {text}\n", file="w.yaml", name="w")
+    assert "arrivals" in str(caught.value)

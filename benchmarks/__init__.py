@@ -1,0 +1,1 @@
+"""Programs that measure this project: run from its root, not installed."""

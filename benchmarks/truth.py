@@ -1,0 +1,113 @@
+"""The server of known truth (truth_server.c): compiled at run time, run on a core of its own, asked for counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("truth_server.c")
+TTFT_S, ITL_S = 0.050, 0.010
+OUTPUT_TOKENS = (64, 192)
+"""Shortest and longest output, uniform between: equal lengths would make streams march in step."""
+
+MEAN_SERVICE_S = TTFT_S + (sum(OUTPUT_TOKENS) / 2 - 1) * ITL_S
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot run here; the text says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What the server tells of itself. `late_p99_s`: how long after their due time chunks left."""
+
+    requests: int
+    open: int
+    chunks: int
+    late_p99_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthServer:
+    """A running one."""
+
+    url: str
+
+    def counts(self) -> Counts:
+        """Since its start."""
+        with urllib.request.urlopen(f"{self.url}/counts", timeout=10) as answer:  # noqa: S310 - our own http:// URL
+            raw = json.load(answer)
+        return Counts(
+            requests=raw["requests"], open=raw["open"], chunks=raw["chunks"], late_p99_s=raw["late_p99_us"] / 1e6
+        )
+
+
+def compile_server(folder: Path) -> Path:
+    """The program, made in `folder` by the C compiler that is here ($CC, cc, gcc or clang).
+
+    Raises:
+        BenchmarkError: there is none, or it refuses.
+    """
+    names = [os.environ.get("CC", ""), "cc", "gcc", "clang"]
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is None:
+        raise BenchmarkError("no C compiler (cc, gcc, clang) for the server of known truth; install one or set CC")
+    program = folder / "truth_server"
+    done = subprocess.run([compiler, "-O2", "-o", str(program), str(SOURCE)], capture_output=True, text=True)
+    if done.returncode:
+        raise BenchmarkError(f"{compiler} cannot compile {SOURCE.name}:\n{done.stderr.strip()[-2000:]}")
+    return program
+
+
+@contextmanager
+def serving_truth(program: Path, core: int | None) -> Iterator[TruthServer]:
+    """Run it on `core` (anywhere for None); it ends with the block, or with this process.
+
+    Raises:
+        BenchmarkError: it does not start.
+    """
+    command = [str(program), f"{TTFT_S * 1e3:g}", f"{ITL_S * 1e3:g}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            pin(process.pid, core)
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line.strip().isdigit():
+                raise BenchmarkError(f"the server of known truth did not start: {line!r}")
+            yield TruthServer(url=f"http://127.0.0.1:{line.strip()}")
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def pin(pid: int, core: int | None) -> None:
+    """Keep a process that has just started on one core; threads that it starts stay there, too."""
+    if core is not None:
+        os.sched_setaffinity(pid, {core})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """At one moment: seconds of the clock, chunks sent by the server, CPU seconds used by the client."""
+
+    at_s: float
+    chunks: int
+    cpu_s: float
+
+
+def sample(server: TruthServer, pid: int) -> Sample:
+    """Now. The CPU time is of all threads, user and system (proc(5), fields 14 and 15 of stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return Sample(at_s=time.monotonic(), chunks=server.counts().chunks, cpu_s=cpu_s)

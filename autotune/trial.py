@@ -17,7 +17,7 @@ from autotune.engine.base import (
     ServerDied,
     ServerIdentity,
 )
-from autotune.load.measure import is_valid, summarise
+from autotune.load.measure import is_valid, summarise, token_pace_s
 from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_per_slot, ramp_point
 from autotune.load.ramp import load_plan as plan_load
 from autotune.load.reading import RequestError
@@ -41,8 +41,19 @@ from autotune.records import (
     TrialResult,
 )
 
-_WARMUP, _LEVELS, _RAMP = 1, 2, 100
-"""What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP."""
+_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP = 1, 2, 6, 100
+"""What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP, the passes of a
+warm-up in tens from where it begins."""
+
+_AGAIN = 1_000_000
+"""Added to a trial's salt for a level that is driven again: the same load, in words that are new to the server."""
+
+MOST_PASSES = 6
+MOST_WARMUP_S = 180.0
+"""Of warm-up on one concurrency; a server that is still not quiet then is measured, with a caveat."""
+
+STILL_FALLING = 0.05
+"""Share by which the median latency of a pass must stay below the pass before, to be called still falling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +181,7 @@ async def run_trial(
         timeline,
         facts=server.facts,
         measurements=tuple(session.measurements),
-        caveats=slow + server.caveats + caveats,  # why it was abandoned comes first
+        caveats=slow + server.caveats + tuple(session.caveats) + caveats,  # why it was abandoned comes first
     )
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)
@@ -264,6 +275,7 @@ class _Session:
         self._clock, self._server, self._order = clock, server, order
         self._timeline, self._observer = timeline, observer
         self.measurements: list[Measurement] = []
+        self.caveats: list[Caveat] = []
         self.load = order.load
 
     async def measure(self) -> None:
@@ -274,7 +286,9 @@ class _Session:
             await self._warm_up(order.workload.start_concurrency * order.gpus)
             self._timeline.enter(Phase.MEASURING)
             self.load = _fixed_over(await self._find_load(), order.fixed_load, order.workload)
-            _, *levels = self._levels(self.load)
+            warmup, *levels = self._levels(self.load)
+            if self._clock is ClockKind.WALL:  # the ramp may have stayed below, and other batches are other kernels
+                await self._warm_up(warmup.concurrency or 1, purpose=_WARMUP_AGAIN)
         else:
             warmup, *levels = self._levels(order.load)
             await self._warm_up(warmup.concurrency or 1, warmup.requests)
@@ -286,19 +300,42 @@ class _Session:
         order = self._order
         return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
 
-    async def _warm_up(self, concurrency: int, requests: int | None = None) -> None:
-        """At least as many requests as run at once; what they show is thrown away."""
-        level = LoadLevel(
-            name="warmup",
-            role=LevelRole.WARMUP,
-            arrivals=Arrivals.CLOSED,
-            concurrency=concurrency,
-            requests=max(concurrency, requests or 0),
-            seed=self._seed(_WARMUP),
+    async def _warm_up(self, concurrency: int, requests: int | None = None, *, purpose: int = _WARMUP) -> None:
+        """At least as many requests as run at once, and on a real server on until it is quiet; all of it thrown away.
+
+        Quiet: in the last pass no kernel was compiled, and its requests were no faster than those of the pass before.
+        What is compiled later, by a batch of a size not met before, is felt by the level that meets it.
+        """
+        most = min(MOST_WARMUP_S, self._order.level_deadline_s)
+        spent_s, before_s, doubt = 0.0, None, ""
+        for number in range(MOST_PASSES):
+            level = LoadLevel(
+                name=f"warmup-{number + 1}" if number else "warmup",
+                role=LevelRole.WARMUP,
+                arrivals=Arrivals.CLOSED,
+                concurrency=concurrency,
+                requests=concurrency if number else max(concurrency, requests or 0),
+                seed=self._seed(purpose + 10 * number),
+            )
+            driven, measurement = await self._run(level)
+            if not is_valid(measurement):
+                raise _level_failure(measurement)
+            pace_s = token_pace_s(driven.records)
+            doubt = _unquiet(driven, pace_s, before_s)
+            spent_s += driven.duration_s
+            alone = before_s is None and spent_s + driven.duration_s <= most  # nothing to be compared with yet
+            if self._clock is ClockKind.VIRTUAL or not (doubt or alone):
+                return
+            if spent_s + driven.duration_s > most:
+                break
+            before_s = pace_s
+        self.caveats.append(
+            Caveat(
+                code="never_quiet",
+                text=f"{concurrency} in flight: {doubt} in the last of {number + 1} warm-up passes ({spent_s:.0f} s)",
+                remedy="Repeat the trial: its kernels are in the compile cache then, unless that is not kept.",
+            )
         )
-        _, measurement = await self._run(level)
-        if not is_valid(measurement):
-            raise _level_failure(measurement)
 
     async def _find_load(self) -> LoadPlan:
         order = self._order
@@ -317,9 +354,10 @@ class _Session:
                 longest_s=longest_s,
                 per_slot=ramp_per_slot(order.workload),
             )
-            point = ramp_point(await self._drive(level))
-            if point is None:
-                break
+            measurement = await self._drive(level)
+            point = ramp_point(measurement)
+            if point is None or (points and measurement.void):
+                break  # more in flight would show the client's capacity
             points.append(point)
         if not points:
             raise _LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
@@ -327,19 +365,30 @@ class _Session:
 
     async def _drive(self, level: LoadLevel) -> Measurement:
         driven, measurement = await self._run(level)
+        if is_valid(measurement) and driven.use is not None and driven.use.jit_compiles:
+            # Its requests waited for the compiler. The kernels are there now, and the launch is paid for.
+            driven, measurement = await self._run(level, salt=_AGAIN)
         path = level_path(self._order.launch.directory, level)
         await asyncio.to_thread(
-            write_records, path, level, self._clock, driven.records, driven.duration_s, driven.server, driven.energy_j
+            write_records,
+            path,
+            level,
+            self._clock,
+            driven.records,
+            driven.duration_s,
+            driven.server,
+            driven.energy_j,
+            driven.use,
         )
         self.measurements.append(measurement)
         if not is_valid(measurement):
             raise _level_failure(measurement)
         return measurement
 
-    async def _run(self, level: LoadLevel) -> tuple[DriveResult, Measurement]:
+    async def _run(self, level: LoadLevel, *, salt: int = 0) -> tuple[DriveResult, Measurement]:
         order = self._order
         self._observer.level(level)
-        requests = plan_requests(order.workload, level, trial_salt=order.number)
+        requests = plan_requests(order.workload, level, trial_salt=order.number + salt)
         driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s)
         measurement = await asyncio.to_thread(
             summarise,
@@ -350,6 +399,7 @@ class _Session:
             order.slo_ttft_s,
             driven.server,
             shared_tokens_per_request=order.workload.shared_tokens_per_request,
+            use=driven.use,
         )
         doubts = (*measurement.caveats, *plan_caveats(order.workload, level))
         return driven, replace(measurement, energy_j=driven.energy_j, caveats=doubts)
@@ -357,6 +407,16 @@ class _Session:
     def _seed(self, purpose: int) -> int:
         """Of a level: its own for every purpose of a study; trials differ by their salt."""
         return (self._order.seed * 1_000_003 + purpose) % 2**32
+
+
+def _unquiet(driven: DriveResult, pace_s: float | None, before_s: float | None) -> str:
+    """What shows that a pass was not the last one needed; empty for nothing."""
+    compiled = driven.use.jit_compiles if driven.use else None
+    if compiled:
+        return f"the server compiled {compiled} kernels"
+    if pace_s is not None and before_s is not None and pace_s < (1 - STILL_FALLING) * before_s:
+        return "requests were still getting faster"
+    return ""
 
 
 def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPlan:

@@ -16,6 +16,7 @@ from autotune.records import (
     Config,
     EngineKind,
     Failure,
+    LevelUse,
     LoadLevel,
     PlannedRequest,
     RequestRecord,
@@ -79,12 +80,14 @@ class DriveResult:
 
     Attributes:
         energy_j: of the trial's GPUs together, from the start of the level to its end; None where nobody counts it.
+        use: what was seen beside the level; None where nobody looked.
     """
 
     records: tuple[RequestRecord, ...]
     server: ServerDelta | None
     duration_s: float
     energy_j: float | None = None
+    use: LevelUse | None = None
 
 
 class LaunchFailed(Exception):

@@ -55,6 +55,7 @@ class LogFollower:
         self.reader = LogReader()
         self.scanner = FailureScanner()
         self._busy_lines = self._queueing_lines = self._full_lines = 0
+        self.jit_compiles = 0
 
     def feed(self, chunk: bytes) -> bool:
         """Take in more of the log; whether the start advanced (see `LogEvent.advances`)."""
@@ -86,6 +87,7 @@ class LogFollower:
         advanced = False
         for event in events:
             self.scanner.see(event)
+            self.jit_compiles += event.jit_kernel is not None
             if event.new_run:
                 self._busy_lines = self._queueing_lines = self._full_lines = 0
             if event.throughput is not None:

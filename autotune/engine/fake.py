@@ -14,6 +14,7 @@ from autotune.records import (
     EngineKind,
     Failure,
     LevelRole,
+    LevelUse,
     LoadLevel,
     PlannedRequest,
     RequestRecord,
@@ -37,6 +38,8 @@ class Script:
         blocks_at: the level of this role never ends by itself.
         stop_gate: a stop takes until this is set.
         caveats: what the server says against its own figures.
+        compiles: kernels compiled during each level, in the order driven; such a level's tokens take twice as long.
+        late_s: every request leaves so much after it was due, for want of the client's CPU.
     """
 
     launch_failure: Failure | None = None
@@ -50,6 +53,8 @@ class Script:
     blocks_at: LevelRole | None = None
     stop_gate: asyncio.Event | None = None
     caveats: tuple[Caveat, ...] = ()
+    compiles: tuple[int, ...] = ()
+    late_s: float = 0.0
 
 
 @dataclass
@@ -95,6 +100,7 @@ class FakeServer:
     script: Script
     facts: ServerFacts
     argv: tuple[str, ...] = FAKE_ARGV
+    driven: int = 0
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
@@ -109,6 +115,9 @@ class FakeServer:
             raise ServerDied(self.script.death)
         if self.script.blocks_at is level.role:
             await asyncio.Event().wait()
+        compiles = self.script.compiles[self.driven] if self.driven < len(self.script.compiles) else 0
+        self.driven += 1
+        token_s = self.script.token_s * (2 if compiles else 1)
         slots = [0.0] * (level.concurrency or 1)
         records = []
         for request in requests:
@@ -117,11 +126,12 @@ class FakeServer:
             else:
                 slot = min(range(len(slots)), key=slots.__getitem__)
                 due = slots[slot]
-                slots[slot] = due + self.script.ttft_s + self.script.token_s * (request.output_tokens - 1)
-            records.append(self._record(request, due, self._error_of(level, request.index)))
+                slots[slot] = due + self.script.late_s + self.script.ttft_s + token_s * (request.output_tokens - 1)
+            records.append(self._record(request, due, token_s, self._error_of(level, request.index)))
         duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
         self.engine.now_s += duration
-        return DriveResult(records=tuple(records), server=None, duration_s=duration)
+        use = LevelUse(jit_compiles=compiles) if self.script.compiles else None
+        return DriveResult(records=tuple(records), server=None, duration_s=duration, use=use)
 
     def _error_of(self, level: LoadLevel, index: int) -> str | None:
         after = self.script.error_after
@@ -129,14 +139,15 @@ class FakeServer:
             return after[2]
         return self.script.error
 
-    def _record(self, request: PlannedRequest, due_s: float, error: str | None) -> RequestRecord:
-        first = due_s + self.script.ttft_s
-        times = tuple(first + self.script.token_s * i for i in range(request.output_tokens))
+    def _record(self, request: PlannedRequest, due_s: float, token_s: float, error: str | None) -> RequestRecord:
+        sent_s = due_s + self.script.late_s
+        first = sent_s + self.script.ttft_s
+        times = tuple(first + token_s * i for i in range(request.output_tokens))
         failed = error is not None
         return RequestRecord(
             index=request.index,
             scheduled_s=due_s,
-            sent_s=due_s,
+            sent_s=sent_s,
             first_byte_s=None if failed else first,
             first_token_s=None if failed else first,
             last_token_s=None if failed else times[-1],

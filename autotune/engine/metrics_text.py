@@ -25,8 +25,14 @@ _KV_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 _PREFIX_QUERIES = ("prefix_cache_queries", "gpu_prefix_cache_queries")
 _PREFIX_HITS = ("prefix_cache_hits", "gpu_prefix_cache_hits")
 _QUEUE_TIME = "request_queue_time_seconds"
+_PREFILL_TIME = "request_prefill_time_seconds"
+_DECODE_TIME = "request_decode_time_seconds"
 _COUNTERS = ("prompt_tokens", "generation_tokens", "num_preemptions", "request_success")
 _START_TIME = "process_start_time_seconds"
+_GAUGE_LINE = re.compile(
+    r"^(?:ray_)?vllm[:_](?:num_requests_running|num_requests_waiting|(?:gpu_|kv_)cache_usage_perc)\b.*$",
+    re.ASCII | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,11 @@ def parse_metrics(text: str) -> Metrics:
     )
 
 
+def parse_gauges(text: str) -> Metrics:
+    """Only the gauges that are sampled under load. A whole page takes milliseconds, in which no chunk is stamped."""
+    return parse_metrics("\n".join(found[0] for found in _GAUGE_LINE.finditer(text)))
+
+
 def restarted(before: Metrics, after: Metrics) -> bool:
     """Whether another server answered the second time: a counter went back, or the process started later.
 
@@ -170,7 +181,7 @@ def restarted(before: Metrics, after: Metrics) -> bool:
 
 
 def delta(before: Metrics | None, after: Metrics | None, during: Iterable[Metrics] = ()) -> ServerDelta | None:
-    """What the server counted between two snapshots, and the highest gauges among the samples taken `during`.
+    """What the server counted between two snapshots, and highest and mean gauges of the samples taken `during`.
 
     None when either snapshot is missing or not vLLM's, or when the server restarted in between (see `restarted`).
     """
@@ -183,6 +194,8 @@ def delta(before: Metrics | None, after: Metrics | None, during: Iterable[Metric
         prefix_queries=_grown(before, after, *_PREFIX_QUERIES),
         prefix_hits=_grown(before, after, *_PREFIX_HITS),
         queue_time_mean_s=_mean_grown(before, after, _QUEUE_TIME),
+        prefill_time_mean_s=_mean_grown(before, after, _PREFILL_TIME),
+        decode_time_mean_s=_mean_grown(before, after, _DECODE_TIME),
     )
     sampled = list(during)
     if not sampled:  # the ends of a level are idle: their gauges say nothing about its peak
@@ -193,6 +206,9 @@ def delta(before: Metrics | None, after: Metrics | None, during: Iterable[Metric
         kv_usage_max=_highest(m.kv_usage for m in seen),
         running_max=_highest(m.running for m in seen),
         waiting_max=_highest(m.waiting for m in seen),
+        kv_usage_mean=_mean(m.kv_usage for m in sampled),
+        running_mean=_mean(m.running for m in sampled),
+        waiting_mean=_mean(m.waiting for m in sampled),
     )
 
 
@@ -214,6 +230,11 @@ def _mean_grown(before: Metrics, after: Metrics, histogram: str) -> float | None
 
 def _highest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _values(samples: Iterable[Sample]) -> list[float]:

@@ -130,6 +130,8 @@ class ProcessEngine:
             grace_s=settings.grace_s,
             free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
             energy=lambda: read_energy(self._guard.probe, plan.gpu_indices),
+            probe=self._guard.probe,
+            gpu_indices=plan.gpu_indices,
             now=self._now,
         )
 

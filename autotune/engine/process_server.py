@@ -14,12 +14,14 @@ from autotune.engine.gpu_memory import HeldGpu, gpus_busy
 from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarted
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
+from autotune.engine.sampling import LevelSampler, read_cpu
 from autotune.load.client import DriveOptions, drive
 from autotune.load.exchange import Timeouts
 from autotune.load.preparing import PreparedPrompts, PromptSource
 from autotune.load.prompts import Prompt
 from autotune.load.tokenizing import TextTokenizer
 from autotune.load.workloads import Api
+from autotune.node.probe import GpuProbe
 from autotune.records import (
     Caveat,
     Failure,
@@ -30,7 +32,7 @@ from autotune.records import (
     ServerFacts,
 )
 
-SAMPLE_S = 1.0
+CHECK_S = 1.0
 DEAD_ANSWERS = 2
 """/health says 503 when the engine died behind the API server; once may be a hiccup."""
 EXIT_FOLLOWS_S = 3.0
@@ -98,6 +100,8 @@ class ProcessServer:
         grace_s: float,
         free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
         energy: Callable[[], Awaitable[GpuEnergy | None]],
+        probe: GpuProbe | None = None,
+        gpu_indices: Sequence[int] = (),
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._running = running
@@ -108,6 +112,7 @@ class ProcessServer:
         self._grace_s = grace_s
         self._free_gpus = free_gpus
         self._energy = energy
+        self._probe, self._gpu_indices = probe, tuple(gpu_indices)
         self._now = now
 
     @property
@@ -135,21 +140,27 @@ class ProcessServer:
         door = self._running.door
         await door.reset_prefix_cache()
         before = await self._metrics()
+        await self._running.read_log()
+        compiled = self._running.jit_compiles
         abort = asyncio.Event()
-        during: list[Metrics] = []
-        watching = asyncio.create_task(self._watch(abort, during))
+        watching = asyncio.create_task(self._watch(abort))
+        sampler = self._sampler()
         used: list[GpuEnergy | None] = []
 
-        async def read_energy() -> None:
+        async def begin() -> None:
+            await sampler.begin()
             used.append(await self._energy())
 
-        options = replace(self._options, deadline_s=deadline_s, abort=abort, before_start=read_energy)
+        options = replace(self._options, deadline_s=deadline_s, abort=abort, before_start=begin)
         try:
             records, duration = await drive(door.base_url, level, requests, options=options)
-            await read_energy()
+            used.append(await self._energy())
         finally:
             watching.cancel()
             await asyncio.wait({watching})
+            await sampler.close()
+        await self._running.read_log()
+        use = await sampler.end(jit_compiles=self._running.jit_compiles - compiled)
         await self._raise_if_dead(records, told=abort.is_set())
         after = await self._metrics()
         if before is not None and after is not None and restarted(before, after):
@@ -159,9 +170,19 @@ class ProcessServer:
             raise ServerDied(Failure(kind=kind, line=line, remedies=remedies_for(kind, {})), records)
         return DriveResult(
             records=records,
-            server=delta(before, after, during),
+            server=delta(before, after, sampler.gauges),
             duration_s=duration,
             energy_j=energy_between(*used),
+            use=use,
+        )
+
+    def _sampler(self) -> LevelSampler:
+        running = self._running
+        return LevelSampler(
+            metrics=running.door.metrics,
+            cpu=lambda: read_cpu(running.family_pid, running.port),
+            probe=self._probe,
+            indices=self._gpu_indices,
         )
 
     async def stop(self) -> float:
@@ -177,19 +198,16 @@ class ProcessServer:
             raise LaunchFailed(failure, self._facts, self._argv)
         return self._now() - begun
 
-    async def _watch(self, abort: asyncio.Event, during: list[Metrics]) -> None:
-        """Beside the load: sample the gauges, follow the log, and end the level when the server is gone."""
+    async def _watch(self, abort: asyncio.Event) -> None:
+        """Beside the load: follow the log, and end the level when the server is gone."""
         running = self._running
         gone = asyncio.ensure_future(running.keeper.wait_exit())
         dead_answers = 0
         try:
             while not gone.done():
-                await asyncio.wait({gone}, timeout=SAMPLE_S)
+                await asyncio.wait({gone}, timeout=CHECK_S)
                 if gone.done():
                     break
-                metrics = await self._metrics()
-                if metrics is not None:
-                    during.append(metrics)
                 await running.read_log()
                 dead_answers = dead_answers + 1 if await running.door.health() == 503 else 0
                 if dead_answers >= DEAD_ANSWERS:

@@ -32,12 +32,13 @@ class RunningServer:
         self._tail = log
         self._follower = LogFollower()
         self._told: set[MilestoneName] = set()
+        self._reading: asyncio.Future[bytes] | None = None
 
     async def read_log(self) -> bool:
         """Take in what the log has grown by; whether the start advanced."""
         advanced = False
         for _ in range(MOST_PIECES):
-            piece = await self._tail.read()
+            piece = await self._piece()
             if not piece:
                 break
             advanced = self._follower.feed(piece) or advanced
@@ -45,10 +46,18 @@ class RunningServer:
 
     async def read_rest_of_log(self) -> None:
         """Take in everything to the end; call it when nobody writes any more."""
-        while piece := await self._tail.read():
+        while piece := await self._piece():
             self._follower.feed(piece)
             await asyncio.sleep(0)
         self._follower.close()
+
+    async def _piece(self) -> bytes:
+        """The log's next piece; one whose reader was cancelled goes to the next reader, for no line may be lost."""
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._tail.read())
+        piece = await asyncio.shield(self._reading)
+        self._reading = None
+        return piece
 
     def new_milestones(self) -> tuple[MilestoneName, ...]:
         """Milestones reached since the last call, in their order."""
@@ -60,6 +69,16 @@ class RunningServer:
     def milestones(self) -> tuple[MilestoneName, ...]:
         """All milestones reached, in their order."""
         return self._follower.reader.milestones
+
+    @property
+    def jit_compiles(self) -> int:
+        """Kernels compiled while serving, as far as the log was read."""
+        return self._follower.jit_compiles
+
+    @property
+    def family_pid(self) -> int | None:
+        """The process whose descendants are the server; None for a container, whose processes are not below it."""
+        return None if self._kind is CommandKind.TEMPLATE else self.keeper.identity.pid
 
     def failure(self, *, exit_status: int | None = None, hung: bool = False) -> Failure:
         """The verdict on what the log has said so far."""

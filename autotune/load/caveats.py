@@ -1,7 +1,10 @@
 """Doubts about a level's figures, typed, each with what was seen and what to do. Pure.
 
-Codes: client_late, arrivals_off, in_flight_cap, too_few_samples, no_usage, output_drift, prefix_hits, errors, saturated,
-aborted, no_steady_window, tokens_per_chunk, bunched_chunks, unseen_tokens, preemptions.
+Codes: client_late, arrivals_off, client_busy, loop_lag, in_flight_cap, concurrency_missed, too_few_samples, no_usage,
+output_drift, prefix_hits, errors, saturated, aborted, no_steady_window, tokens_per_chunk, bunched_chunks,
+unseen_tokens, preemptions, jit_compiling, clocks_slowed.
+
+A caveat is `void` where the client, not the server, was measured: such a level is never an objective.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import numpy as np
 from autotune.load import stats
 from autotune.load.arrival_check import arrivals_off
 from autotune.load.reading import RequestError
-from autotune.load.window import Window, peak_in_flight
+from autotune.load.window import Window, mean_in_flight, peak_in_flight
 from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, Measurement, RequestRecord
 from autotune.units import format_seconds
 
@@ -25,6 +28,27 @@ MAX_ERROR_SHARE = 0.01
 LATE_FLOOR_S = 0.005
 LATE_SHARE = 0.02
 """The client is late when the p99 of sent - scheduled exceeds 5 ms and 2 % of the median TTFT."""
+
+VOID_LATE_FLOOR_S = 0.01
+VOID_LATE_SHARE = 0.1
+"""An open loop is void when the p95 of sent - scheduled exceeds 10 ms and 10 % of the p95 TTFT, which counts it in."""
+
+VOID_LOST_SHARE = 0.05
+"""A closed loop is void when its slots stood free for more than this share of their time: it reads lower by that."""
+
+BUSY_CLIENT = 0.8
+VOID_BUSY_CLIENT = 0.95
+"""Shares of a core that the client's busiest process takes; above the second it has no time left to be right in."""
+
+MAX_LOOP_LAG_S = 0.01
+MIN_REACHED = 0.95
+"""Requests in flight over those asked for."""
+
+VOID_REACHED = 0.9
+"""Rate of sending over the rate at which requests were due."""
+
+MAX_SLOWED_SHARE = 0.1
+"""Of the samples of a GPU's clocks: one or two are an instant's heat."""
 
 MAX_OUTPUT_DRIFT = 0.02
 MAX_UNEXPECTED_HITS = 0.01
@@ -59,7 +83,7 @@ class Evidence:
 
 def caveats_of(evidence: Evidence) -> tuple[Caveat, ...]:
     """Every doubt about a level, the client's own faults first."""
-    checks = (_client, _arrivals, _requests, _window, _tokens, _server)
+    checks = (_client, _arrivals, _load_reached, _requests, _window, _tokens, _server, _surroundings)
     return tuple(caveat for check in checks for caveat in check(evidence))
 
 
@@ -88,12 +112,30 @@ def _client(e: Evidence) -> Iterator[Caveat]:
             text=f"requests left up to {format_seconds(p99)} (p99) after they were due; "
             f"{format_seconds(bound)} would be harmless",
             remedy="Give the load client free CPU cores, or lower the rate or concurrency.",
+            void=_too_late(e, lateness),
         )
-    if e.level.arrivals is not Arrivals.CLOSED and peak_in_flight(e.records) >= e.in_flight_cap:
+    if _capped(e):
         yield Caveat(
             code="in_flight_cap",
             text=f"{e.in_flight_cap} requests were open at once, the most that are kept; later ones were held back",
             remedy="Lower the rate: the server is far beyond its capacity.",
+        )
+    cpu = e.measurement.use.cpu if e.measurement.use else None
+    if cpu is None:
+        return
+    if cpu.client_share is not None and cpu.client_share > BUSY_CLIENT:
+        yield Caveat(
+            code="client_busy",
+            text=f"the load client took {cpu.client_share:.0%} of a core; above {VOID_BUSY_CLIENT:.0%} it is the limit",
+            remedy="Lower the rate or concurrency, or give the client more or faster cores.",
+            void=cpu.client_share > VOID_BUSY_CLIENT,
+        )
+    if cpu.loop_lag_p99_s is not None and cpu.loop_lag_p99_s > MAX_LOOP_LAG_S:
+        yield Caveat(
+            code="loop_lag",
+            text=f"the load client woke up {format_seconds(cpu.loop_lag_p99_s)} (p99) later than asked, and stamps may "
+            "be late by that",
+            remedy="Give the load client free CPU cores; other programs or the server itself take them.",
         )
 
 
@@ -107,6 +149,50 @@ def _arrivals(e: Evidence) -> Iterator[Caveat]:
             text="; ".join(off) + turns,
             remedy="Give the load client free CPU cores or lower the rate; turns wait less with a longer think_s.",
         )
+
+
+def _too_late(e: Evidence, lateness: list[float]) -> bool:
+    """Whether the client's lateness is a large part of the figure itself."""
+    if _capped(e):
+        return False  # the server's doing: it left so many requests open
+    if e.level.arrivals is Arrivals.CLOSED:
+        taken = sum(r.done_s - r.scheduled_s for r in e.records if r.done_s is not None)
+        return taken > 0 and sum(lateness) > VOID_LOST_SHARE * taken
+    reached = _sending_share(e.records)
+    if reached is not None and reached < VOID_REACHED:
+        return True
+    p95, ttft = stats.percentile(lateness, 95), e.measurement.ttft_s
+    return p95 is not None and p95 > max(VOID_LATE_FLOOR_S, VOID_LATE_SHARE * ttft.p95.value if ttft else 0.0)
+
+
+def _capped(e: Evidence) -> bool:
+    return e.level.arrivals is not Arrivals.CLOSED and peak_in_flight(e.records) >= e.in_flight_cap
+
+
+def _load_reached(e: Evidence) -> Iterator[Caveat]:
+    """Whether a closed loop held as many requests open as were asked for."""
+    if e.level.arrivals is not Arrivals.CLOSED:
+        return  # whose arrivals are checked one by one
+    asked, length = e.level.concurrency, e.window.end_s - e.window.start_s
+    if not e.window.steady or asked is None or length <= 0:
+        return
+    held = mean_in_flight(e.records, e.window)
+    if held < MIN_REACHED * asked:
+        yield Caveat(
+            code="concurrency_missed",
+            text=f"{held:.1f} requests were in flight on average, and {asked} were asked for",
+            remedy="Give the load client free CPU cores; in a workload of conversations, have more of them than slots.",
+        )
+
+
+def _sending_share(records: tuple[RequestRecord, ...]) -> float | None:
+    """The rate of sending over the rate of the schedule, from the first to the last that was sent; 1 when on time."""
+    sent = [(r.sent_s, r.scheduled_s) for r in records if r.sent_s is not None]
+    if len(sent) < MIN_FOR_GROWTH:
+        return None
+    took = max(at for at, _ in sent) - min(at for at, _ in sent)
+    due = max(at for _, at in sent) - min(at for _, at in sent)
+    return due / took if took > 0 and due > 0 else None
 
 
 def _requests(e: Evidence) -> Iterator[Caveat]:
@@ -224,4 +310,25 @@ def _server(e: Evidence) -> Iterator[Caveat]:
             code="preemptions",
             text=f"{server.preemptions} preemptions in {e.measurement.completed} requests: KV memory is short",
             remedy="Lower max-num-seqs or max-model-len, or give the KV cache more memory.",
+        )
+
+
+def _surroundings(e: Evidence) -> Iterator[Caveat]:
+    """What the server's log and the GPUs' clocks say against the figures."""
+    use = e.measurement.use
+    if use is None:
+        return
+    if use.jit_compiles:
+        yield Caveat(
+            code="jit_compiling",
+            text=f"the server compiled {use.jit_compiles} kernels during the level, and requests waited for them",
+            remedy="Measure again on the same server, or keep its compile cache: the next start finds them there.",
+        )
+    slowed = [(gpu.slowed_share, gpu.index) for gpu in use.gpus if (gpu.slowed_share or 0.0) > MAX_SLOWED_SHARE]
+    if slowed:
+        share, index = max(slowed)
+        yield Caveat(
+            code="clocks_slowed",
+            text=f"heat or a power brake held the clocks of GPU {index} down in {share:.0%} of the samples",
+            remedy="Cool the machine or wait, and measure again: `nvidia-smi -q -d PERFORMANCE` names the reason.",
         )

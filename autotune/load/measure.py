@@ -31,6 +31,7 @@ from autotune.records import (
     Arrivals,
     ClockKind,
     Estimate,
+    LevelUse,
     LoadLevel,
     Measurement,
     RequestRecord,
@@ -48,6 +49,7 @@ def summarise(
     *,
     shared_tokens_per_request: float | None = None,
     in_flight_cap: int = IN_FLIGHT_CAP,
+    use: LevelUse | None = None,
 ) -> Measurement:
     """The figures of a level, with intervals and doubts. The same arguments give the same figures.
 
@@ -56,6 +58,7 @@ def summarise(
         slo_ttft_s: bound for goodput; None leaves goodput None.
         shared_tokens_per_request: prompt tokens that the prefix cache may rightly serve
             (Workload.shared_tokens_per_request); None where hits prove nothing.
+        use: what was seen beside the level.
     """
     good = [r for r in records if r.error is None]
     window = window_of(level, records, duration_s)
@@ -85,6 +88,7 @@ def summarise(
         e2e_s=stats.latency([r.last_token_s - r.scheduled_s for r in chosen if r.last_token_s is not None], seed=seed),
         server=server,
         arrivals=arrival_check(level, records),
+        use=use,
     )
     evidence = Evidence(
         measurement=measurement,
@@ -103,8 +107,21 @@ def error_share(measurement: Measurement) -> float:
 
 
 def is_valid(measurement: Measurement) -> bool:
-    """Whether the figures may be an objective: something succeeded and at most 1 % failed."""
+    """Whether the level was carried: something succeeded and at most 1 % failed.
+
+    Figures of a valid level may still be the client's (`Measurement.void`); then they are kept and are no objective.
+    """
     return measurement.completed > 0 and error_share(measurement) <= MAX_ERROR_SHARE
+
+
+def token_pace_s(records: Sequence[RequestRecord]) -> float | None:
+    """Median time from send to last token, per token, of the requests that succeeded; independent of their lengths."""
+    paces = [
+        (r.last_token_s - r.sent_s) / tokens
+        for r in records
+        if r.error is None and r.last_token_s is not None and r.sent_s is not None and (tokens := tokens_of(r))
+    ]
+    return stats.percentile(paces, 50)
 
 
 def tokens_of(record: RequestRecord) -> int:

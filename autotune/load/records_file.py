@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from autotune.errors import StorageError
-from autotune.records import Arrivals, ClockKind, LevelRole, LoadLevel, RequestRecord, ServerDelta
+from autotune.records import (
+    Arrivals,
+    ClockKind,
+    CpuUse,
+    GpuUse,
+    LevelRole,
+    LevelUse,
+    LoadLevel,
+    RequestRecord,
+    ServerDelta,
+)
 
 FORMAT = 1
 
@@ -36,6 +46,7 @@ class LevelFile:
     duration_s: float
     server: ServerDelta | None = None
     energy_j: float | None = None
+    use: LevelUse | None = None
 
 
 def level_path(directory: Path, level: LoadLevel) -> Path:
@@ -51,6 +62,7 @@ def write_records(
     duration_s: float,
     server: ServerDelta | None = None,
     energy_j: float | None = None,
+    use: LevelUse | None = None,
 ) -> None:
     """Write a level's file, record by record, and put it in place whole or not at all.
 
@@ -62,7 +74,7 @@ def write_records(
         with draft.open("wb") as raw:
             # No time stamp in the gzip head: the same records give the same bytes.
             with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
-                _write(packed, level, clock, records, duration_s, server, energy_j)
+                _write(packed, level, clock, records, _end(duration_s, server, energy_j, use))
             raw.flush()
             os.fsync(raw.fileno())
         draft.replace(path)
@@ -99,9 +111,7 @@ def _write(
     level: LoadLevel,
     clock: ClockKind,
     records: Iterable[RequestRecord],
-    duration_s: float,
-    server: ServerDelta | None,
-    energy_j: float | None,
+    end: dict[str, Any],
 ) -> None:
     packed.write(_line({"format": FORMAT, "level": asdict(level), "clock": clock}))
     names = [f.name for f in fields(RequestRecord)]
@@ -110,10 +120,16 @@ def _write(
         # What is None is left out; reading puts it back.
         packed.write(_line({name: v for name in names if (v := getattr(record, name)) is not None}))
         count += 1
-    end = {"duration_s": duration_s, "requests": count, "server": asdict(server) if server else None}
+    packed.write(_line({"end": end | {"requests": count}}))
+
+
+def _end(duration_s: float, server: ServerDelta | None, energy_j: float | None, use: LevelUse | None) -> dict[str, Any]:
+    end: dict[str, Any] = {"duration_s": duration_s, "server": asdict(server) if server else None}
     if energy_j is not None:
         end["energy_j"] = energy_j
-    packed.write(_line({"end": end}))
+    if use is not None:
+        end["use"] = asdict(use)
+    return end
 
 
 def _line(value: dict[str, Any]) -> bytes:
@@ -140,6 +156,18 @@ def _parse(head: dict[str, Any], lines: IO[str]) -> LevelFile:
                 duration_s=end["duration_s"],
                 server=server,
                 energy_j=end.get("energy_j"),
+                use=_use(end.get("use")),
             )
         records.append(RequestRecord(**{**empty, **row, "token_times_s": tuple(row["token_times_s"])}))
     raise ValueError("the last line is missing")
+
+
+def _use(told: dict[str, Any] | None) -> LevelUse | None:
+    if told is None:
+        return None
+    cpu = told["cpu"]
+    return LevelUse(
+        gpus=tuple(GpuUse(**gpu) for gpu in told["gpus"]),
+        cpu=None if cpu is None else CpuUse(**cpu),
+        jit_compiles=told["jit_compiles"],
+    )

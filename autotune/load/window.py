@@ -64,6 +64,16 @@ def peak_in_flight(records: Sequence[RequestRecord]) -> int:
     return peak
 
 
+def mean_in_flight(records: Sequence[RequestRecord], window: Window) -> float:
+    """Requests that were open on average over a window of some length."""
+    spans = [
+        (max(r.sent_s, window.start_s), min(r.done_s, window.end_s))
+        for r in records
+        if r.sent_s is not None and r.done_s is not None
+    ]
+    return sum(max(0.0, end - start) for start, end in spans) / (window.end_s - window.start_s)
+
+
 def _reached(records: Sequence[RequestRecord], concurrency: int) -> float | None:
     now = 0
     for at_s, change in _changes(records):

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.errors import UnsupportedHardware
 from autotune.node import nvml_topology
+from autotune.node.gpu_load import GpuLoad, read_load
 from autotune.node.probe import GpuMemory, ProbedGpu
 from autotune.node.topology import NamedTopology
 
@@ -77,6 +78,13 @@ class NvmlProbe:
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
             return None
         except nvml.NVMLError as error:
+            raise self._lost(error) from error
+
+    def load(self, index: int) -> GpuLoad:
+        try:
+            handle = self._handle(index)
+            return read_load(self._nvml, handle, int(self._memory(handle).used))
+        except self._nvml.NVMLError as error:
             raise self._lost(error) from error
 
     def cuda_version(self) -> tuple[int, int] | None:

@@ -7,11 +7,12 @@ which whoever launches a server must do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Protocol
 
 from autotune.errors import InvalidOption, UnsupportedHardware
+from autotune.node.gpu_load import GpuLoad
 from autotune.node.gpus import describe_gpus, find_by_driver_name
 from autotune.node.topology import NamedTopology, subset
 from autotune.records import Gpu, GpuPath, Link, Node, Topology
@@ -101,6 +102,10 @@ class GpuProbe(Protocol):
         """
         ...
 
+    def load(self, index: int) -> GpuLoad:
+        """What one GPU does now; asked twice a second during a level. Takes about 40 ms."""
+        ...
+
     def cuda_version(self) -> tuple[int, int] | None:
         """The newest CUDA that the driver supports, e.g. (13, 0)."""
         ...
@@ -114,6 +119,7 @@ class FakeGpuProbe:
         wiring: the topology of all its GPUs; None for one in which nothing is known but NVLink (`nvlink`).
         peers: what `peer_access` answers for every pair.
         energies_j: by index; a GPU that is not in it has no counter.
+        loads: by index, what `load` answers, one after the other and the last for ever; the memory in use is added.
     """
 
     gpus: tuple[ProbedGpu, ...] = ()
@@ -125,6 +131,7 @@ class FakeGpuProbe:
     wiring: Topology | None = None
     peers: bool | None = True
     energies_j: dict[int, float] = field(default_factory=dict)
+    loads: dict[int, list[GpuLoad]] = field(default_factory=dict)
 
     def list_gpus(self) -> tuple[ProbedGpu, ...]:
         return self.gpus
@@ -154,6 +161,11 @@ class FakeGpuProbe:
 
     def energy_j(self, index: int) -> float | None:
         return self.energies_j.get(index)
+
+    def load(self, index: int) -> GpuLoad:
+        script = self.loads.get(index, [])
+        told = (script.pop(0) if len(script) > 1 else script[0]) if script else GpuLoad()
+        return replace(told, memory_used_bytes=self.memory_used(index))
 
     def cuda_version(self) -> tuple[int, int] | None:
         return self.cuda

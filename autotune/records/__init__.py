@@ -13,7 +13,18 @@ from autotune.records.config import (
     Phase,
     Value,
 )
-from autotune.records.figures import Caveat, Estimate, Failure, Latency, Measurement, ServerDelta, ServerFacts
+from autotune.records.figures import (
+    Caveat,
+    CpuUse,
+    Estimate,
+    Failure,
+    GpuUse,
+    Latency,
+    LevelUse,
+    Measurement,
+    ServerDelta,
+    ServerFacts,
+)
 from autotune.records.load import (
     ArrivalCheck,
     ArrivalProcess,
@@ -73,9 +84,12 @@ __all__ = [
     "RequestRecord",
     "SharedSpan",
     "Caveat",
+    "CpuUse",
     "Estimate",
     "Failure",
+    "GpuUse",
     "Latency",
+    "LevelUse",
     "Measurement",
     "ServerDelta",
     "ServerFacts",

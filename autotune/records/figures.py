@@ -37,16 +37,23 @@ class Caveat:
         code: stable name, e.g. `client_late`, `too_few_samples`, `no_usage`, `prefix_hits`.
         text: what was seen, with its number.
         remedy: what to do about it.
+        void: the figures are the client's, not the server's: they are shown, and are never an objective.
     """
 
     code: str
     text: str
     remedy: str
+    void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerDelta:
-    """What the server's own `/metrics` said over one level; None where it did not say."""
+    """What the server's own `/metrics` said over one level; None where it did not say.
+
+    Attributes:
+        queue_time_mean_s: of a request, before its first prefill; prefill and decode are the other parts of its stay.
+        kv_usage_mean: of the samples taken while the level ran, ramp and tail included; so are the other gauges' means.
+    """
 
     preemptions: int | None = None
     prompt_tokens: int | None = None
@@ -57,6 +64,11 @@ class ServerDelta:
     kv_usage_max: float | None = None
     running_max: float | None = None
     waiting_max: float | None = None
+    prefill_time_mean_s: float | None = None
+    decode_time_mean_s: float | None = None
+    kv_usage_mean: float | None = None
+    running_mean: float | None = None
+    waiting_mean: float | None = None
 
     @property
     def prefix_hit_share(self) -> float | None:
@@ -64,6 +76,73 @@ class ServerDelta:
         if not self.prefix_queries or self.prefix_hits is None:
             return None
         return self.prefix_hits / self.prefix_queries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What one GPU did over a level, by samples of NVML; None where the card or its driver does not say.
+
+    Attributes:
+        index: the physical one.
+        samples: how many readings the figures are of.
+        busy_share: share of the time in which any kernel ran, 0..1; says nothing of how well it used the GPU.
+        memory_busy_share: share of the time in which GPU memory was read or written, 0..1.
+        power_limit_w: the enforced one.
+        sm_clock_limit_mhz: the highest clock of the card.
+        power_capped_share: share of the samples in which the power limit held the clocks down, 0..1; common under load.
+        slowed_share: share of the samples in which heat, a power brake or the hardware did, 0..1; never right.
+        memory_used_max_bytes: whoever owns it.
+        pcie_tx_bytes_per_s: sent by the GPU, mean.
+        nvlink_tx_bytes_per_s: all links together, payload only, mean.
+    """
+
+    index: int
+    samples: int
+    busy_share: float | None = None
+    memory_busy_share: float | None = None
+    power_mean_w: float | None = None
+    power_limit_w: float | None = None
+    sm_clock_mean_mhz: float | None = None
+    sm_clock_limit_mhz: float | None = None
+    power_capped_share: float | None = None
+    slowed_share: float | None = None
+    memory_used_max_bytes: int | None = None
+    pcie_tx_bytes_per_s: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """CPU time spent beside a level, as shares of one core (1.0 is a core); None where it could not be told.
+
+    Attributes:
+        client_share: of the load client's busiest process.
+        loop_lag_p99_s: how much later than asked the client's event loop woke up.
+        api_server_share: of the server's busiest API process, which handles every request and every chunk.
+        server_cores: of all processes of the server together, engine and workers included.
+    """
+
+    client_share: float | None = None
+    loop_lag_p99_s: float | None = None
+    api_server_share: float | None = None
+    server_cores: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelUse:
+    """What was seen beside a level: GPUs, CPUs, and the server's log.
+
+    Attributes:
+        gpus: those of the trial, by index; empty where there are none or the driver does not answer.
+        jit_compiles: kernels that the server's log says it compiled meanwhile (vLLM 0.21 and newer say so); None where
+            there is no log.
+    """
+
+    gpus: tuple[GpuUse, ...] = ()
+    cpu: CpuUse | None = None
+    jit_compiles: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +154,7 @@ class Measurement:
         ttft_from_send_s: from the moment the request was written.
         duration_s: first due request to last completion; `steady_s` is the window that throughput was counted over.
         energy_j: what the GPUs used over the level, by NVML; None where nobody read it.
+        use: what GPUs and CPUs did meanwhile; None where nobody looked.
         arrivals: of an open loop: what was sent, beside what was asked.
     """
 
@@ -100,7 +180,13 @@ class Measurement:
     server: ServerDelta | None = None
     caveats: tuple[Caveat, ...] = ()
     energy_j: float | None = None
+    use: LevelUse | None = None
     arrivals: ArrivalCheck | None = None
+
+    @property
+    def void(self) -> Caveat | None:
+        """Why its figures are no objective: the client was the limit; None where they may be one."""
+        return next((caveat for caveat in self.caveats if caveat.void), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

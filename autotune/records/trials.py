@@ -99,13 +99,22 @@ class Trial:
 
     @property
     def measured(self) -> bool:
-        """Whether both objectives are there and the trial ended as measured."""
+        """Whether both objectives are there, the trial ended as measured, and neither is the client's (`void`)."""
         return (
             self.result is not None
             and self.result.outcome is Outcome.MEASURED
             and self.output_tok_s is not None
             and self.ttft_p95_s is not None
+            and self.void is None
         )
+
+    @property
+    def void(self) -> Caveat | None:
+        """Why the figures of one of the two levels are no objective; None where they may be one."""
+        if self.result is None:
+            return None
+        levels = (self.result.of_role(role) for role in (LevelRole.THROUGHPUT, LevelRole.TTFT))
+        return next((level.void for level in levels if level is not None and level.void is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

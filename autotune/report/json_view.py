@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from autotune.records import Caveat, Estimate, Latency, Measurement, Outcome, ServerDelta, ServerFacts, Trial
+from autotune.records import Caveat, Estimate, Latency, LevelUse, Measurement, Outcome, ServerDelta, ServerFacts, Trial
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
 
@@ -102,12 +103,15 @@ def show_document(
 
 
 def reason_of(trial: Trial) -> str | None:
-    """Why a trial has no figures, one word: its failure's class, or what it was abandoned for; None when measured."""
+    """Why a trial has no figures that count, one word: its failure's class, what it was abandoned for, or the caveat
+    by which it is void; None when measured."""
     result = trial.result
     if result is None:
         return None
     if result.failure is not None:
         return str(result.failure.kind)
+    if trial.void is not None:
+        return trial.void.code
     return result.caveats[0].code if result.outcome is Outcome.ABANDONED and result.caveats else None
 
 
@@ -148,9 +152,9 @@ def _interval(figure: Estimate | None) -> list[float] | None:
     return [figure.low, figure.high]
 
 
-def caveat_document(caveat: Caveat) -> dict[str, str]:
-    """A doubt, with its remedy."""
-    return {"code": caveat.code, "text": caveat.text, "remedy": caveat.remedy}
+def caveat_document(caveat: Caveat) -> dict[str, Any]:
+    """A doubt, with its remedy; `void` where the figures beside it are no objective for it."""
+    return {"code": caveat.code, "text": caveat.text, "remedy": caveat.remedy, "void": caveat.void}
 
 
 def level_document(measured: Measurement) -> dict[str, Any]:
@@ -182,6 +186,7 @@ def level_document(measured: Measurement) -> dict[str, Any]:
         "e2e_s": _latency(measured.e2e_s),
         "energy_j": measured.energy_j,
         "server": _server(measured.server),
+        "use": _use(measured.use),
         "caveats": [caveat_document(caveat) for caveat in measured.caveats],
     }
 
@@ -208,7 +213,16 @@ def _server(said: ServerDelta | None) -> dict[str, Any] | None:
         "kv_usage_max": said.kv_usage_max,
         "running_max": said.running_max,
         "waiting_max": said.waiting_max,
+        "prefill_time_mean_s": said.prefill_time_mean_s,
+        "decode_time_mean_s": said.decode_time_mean_s,
+        "kv_usage_mean": said.kv_usage_mean,
+        "running_mean": said.running_mean,
+        "waiting_mean": said.waiting_mean,
     }
+
+
+def _use(seen: LevelUse | None) -> dict[str, Any] | None:
+    return None if seen is None else asdict(seen)
 
 
 def facts_document(facts: ServerFacts) -> dict[str, Any]:

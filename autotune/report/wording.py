@@ -120,7 +120,7 @@ def changes(config: Config, baseline: Trial | None) -> tuple[str, ...]:
 
 
 def ending(trial: Trial) -> str:
-    """How a trial ended, with the reason's class: `infeasible: kv_cache_too_small`, `running`."""
+    """How a trial ended, and why: `infeasible: kv_cache_too_small`, `running`, `measured, void: client_late`."""
     if trial.result is None:
         return "running"
     result = trial.result
@@ -128,7 +128,7 @@ def ending(trial: Trial) -> str:
         return f"{result.outcome}: {result.failure.kind}"
     if result.outcome is Outcome.ABANDONED and result.caveats:
         return f"{result.outcome}: {result.caveats[0].code}"
-    return str(result.outcome)
+    return f"{result.outcome}, void: {trial.void.code}" if trial.void else str(result.outcome)
 
 
 def _estimate(figure: Estimate | None, pretty: Callable[[float], str]) -> str:

@@ -15,6 +15,7 @@ Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before
     --fake-silent-health                                accept connections for /health and never answer
     --fake-version V --fake-model-id ID                 what /version and /v1/models say
     --fake-stall-stream                                 no further token after the first
+    --fake-jit N                                        compile a kernel, and say so, in each of the first N completions
     --fake-key KEY                                      answer 401 to /v1 without that bearer token
 """
 
@@ -40,6 +41,11 @@ STEPS = (
     "(EngineCore pid=2) INFO 11-29 17:26:32 [core.py:337] init engine (profile, create kv cache, warmup model) "
     "took 40.20 s (compilation: 18.13 s)",
 )
+JIT = (
+    "(EngineCore pid=2) WARNING 11-29 17:27:40 [jit_monitor.py:98] Triton kernel JIT compilation during inference: "
+    "_fused_moe_kernel. This causes a latency spike; consider extending warmup to cover this shape/config."
+)
+JIT_S = 0.1
 READY = "INFO:     Application startup complete."
 WAITING = (
     "(APIServer pid=1) DEBUG 11-29 17:25:59 [utils.py:1] Waiting for 1 local, 0 remote core engine proc(s) to start."
@@ -66,6 +72,7 @@ arguments.add_argument("--fake-silent-health", action="store_true")
 arguments.add_argument("--fake-version", default="0.25.1")
 arguments.add_argument("--fake-model-id")
 arguments.add_argument("--fake-stall-stream", action="store_true")
+arguments.add_argument("--fake-jit", type=int, default=0)
 arguments.add_argument("--fake-key")
 
 
@@ -78,6 +85,7 @@ class State:
     preemptions = 3
     dead = False
     resets = 0
+    completions = 0
 
 
 def say(text: str) -> None:
@@ -166,6 +174,12 @@ class Handler(BaseHTTPRequestHandler):
             State.dead = True
             self.answer(500, b'{"error": {"message": "EngineCore encountered an issue"}}')
             return
+        with State.lock:
+            State.completions += 1
+            compiles = State.completions <= options.fake_jit
+        if compiles:
+            say(JIT)
+            time.sleep(JIT_S)
         if options.fake_restart_on_request:
             State.preemptions = 0
         self.send_response(200)
@@ -216,6 +230,9 @@ def metrics(options: argparse.Namespace) -> str:
         f"vllm:num_preemptions_total{label} {State.preemptions}.0\n"
         "# TYPE vllm:num_requests_running gauge\n"
         f"vllm:num_requests_running{label} 2.0\n"
+        "# TYPE vllm:request_prefill_time_seconds histogram\n"
+        f"vllm:request_prefill_time_seconds_sum{label} {State.completions * 0.25}\n"
+        f"vllm:request_prefill_time_seconds_count{label} {State.completions}.0\n"
         "# TYPE vllm:cache_config_info gauge\n"
         'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="57489"} 1.0\n'
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import UnsupportedHardware
+from autotune.node.gpu_load import ClockLimit, GpuLoad
 from autotune.node.nvml_probe import NvmlProbe
 from autotune.node.probe import FakeGpuProbe, GpuProbe, ProbedGpu, detect_node
 from autotune.records import GpuPath, Topology
@@ -19,6 +21,21 @@ RECORDED = json.loads((Path(__file__).parents[1] / "data/node/h200-x2/nvml.json"
 
 UUIDS = ("GPU-a0000000-0000-4000-8000-000000000001", "GPU-a0000001-0000-4000-8000-000000000002")
 TOTAL, RESERVED, USED = 143771 * MIB, 615 * MIB, 500 * MIB
+
+
+LOAD = GpuLoad(
+    busy_share=0.97,
+    memory_busy_share=0.61,
+    power_w=652.3,
+    power_limit_w=700.0,
+    sm_clock_mhz=1830,
+    sm_clock_limit_mhz=1980,
+    limits=frozenset({ClockLimit.POWER_CAP, ClockLimit.HEAT}),
+    pcie_tx_bytes_per_s=1_024_000.0,
+    pcie_rx_bytes_per_s=512_000.0,
+    nvlink_tx_bytes=4 * MIB,
+    nvlink_rx_bytes=8 * MIB,
+)
 
 
 class NvmlError(Exception):
@@ -114,6 +131,43 @@ class RecordedNvml:
             raise NvmlError("GPU is lost")
         return self._device(handle, "nvmlDeviceGetTotalEnergyConsumption")
 
+    # What a GPU does at one moment is made up: nothing was running there.
+    NVML_CLOCK_SM = 1
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=self._told(97), memory=61)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self._new(652_300)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return self._new(700_000)
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return self._new({self.NVML_CLOCK_SM: 1830}[kind])
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:
+        return self._new({self.NVML_CLOCK_SM: 1980}[kind])
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return self._new(0x04 | 0x20 | 0x01)
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, counter: int) -> int:
+        return self._new({0: 1000, 1: 500}[counter])
+
+    def nvmlDeviceGetFieldValues(self, handle: int, fields: list[tuple[int, int]]) -> list[Any]:
+        assert [scope for _, scope in fields] == [0xFFFFFFFF] * 2
+        kib = {138: self._new(4096), 139: 8192}
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=kib[field])) for field, _ in fields]
+
+    def _new(self, answer: int) -> int:
+        """Not known to an old driver."""
+        if self.old:
+            raise NotSupported
+        return answer
+
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
         if self.broken:
             raise NvmlError("no")
@@ -152,6 +206,7 @@ def fake() -> FakeGpuProbe:
         cuda=(13, 0),
         wiring=wiring,
         energies_j={0: 2413.142, 1: 2380.242},
+        loads={0: [LOAD]},
     )
 
 
@@ -211,8 +266,32 @@ def test_peers_energy_and_cuda(probe: GpuProbe) -> None:
     assert probe.cuda_version() == (13, 0)
 
 
+def test_load_now(probe: GpuProbe) -> None:
+    assert probe.load(0) == replace(LOAD, memory_used_bytes=USED)
+
+
+def test_a_binding_without_the_functions_and_counters_without_a_value_are_nothing_told() -> None:
+    class Older(RecordedNvml):
+        def __getattribute__(self, name: str) -> Any:
+            if name in {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetPcieThroughput"}:
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+        def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+            return 0x80 | 0x08
+
+        def nvmlDeviceGetFieldValues(self, handle: int, fields: list[tuple[int, int]]) -> list[Any]:
+            return [SimpleNamespace(nvmlReturn=3, value=SimpleNamespace(ullVal=0)) for _ in fields]
+
+    load = NvmlProbe(Older()).load(1)
+    assert load.limits == {ClockLimit.POWER_BRAKE, ClockLimit.HARDWARE}
+    assert (load.pcie_tx_bytes_per_s, load.nvlink_tx_bytes, load.nvlink_rx_bytes) == (None, None, None)
+    assert load.power_w == pytest.approx(652.3)
+
+
 def test_an_old_driver_still_answers() -> None:
     probe = NvmlProbe(RecordedNvml(old=True))
+    assert probe.load(0) == GpuLoad(memory_used_bytes=USED + RESERVED)
     assert probe.memory(0).used == USED + RESERVED
     topology = probe.topology().topology
     assert topology.paths == ((None, None), (None, None))
@@ -237,6 +316,7 @@ def test_a_lost_gpu_is_a_clear_refusal() -> None:
         probe.topology,
         lambda: probe.peer_access(0, 1),
         lambda: probe.energy_j(0),
+        lambda: probe.load(0),
     ):
         with pytest.raises(UnsupportedHardware, match="GPU is lost"):
             ask()

@@ -25,6 +25,7 @@ from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings, ProcessServer
 from autotune.errors import StorageError, VllmCommandError
 from autotune.load.workloads import Api
+from autotune.node.gpu_load import ClockLimit, GpuLoad
 from autotune.node.probe import FakeGpuProbe
 from autotune.records import Arrivals, Config, FailureClass, LevelRole, LoadLevel, PlannedRequest
 from autotune.units import GIB
@@ -483,6 +484,38 @@ async def test_energy_of_a_level_is_that_of_the_leased_gpus(tmp_path: Path) -> N
 async def test_energy_that_nobody_counts_is_none(tmp_path: Path) -> None:
     async with Bench(tmp_path, probe=FakeGpuProbe()).server(gpus=(0,)) as server:
         assert (await server.drive(*level(), deadline_s=9.0)).energy_j is None
+
+
+# --- what goes on beside a level -----------------------------------------------------------------------------------
+
+
+async def test_a_level_is_watched_while_it_runs(tmp_path: Path) -> None:
+    at_work = GpuLoad(busy_share=0.5, limits=frozenset({ClockLimit.HEAT}), nvlink_tx_bytes=0)
+    probe = FakeGpuProbe(loads={2: [at_work, replace(at_work, busy_share=1.0, limits=frozenset(), nvlink_tx_bytes=9)]})
+    async with Bench(tmp_path, probe=probe).server("--fake-jit", "4", gpus=(2,), **{"max-num-seqs": 8}) as server:
+        made, planned = level(output_tokens=2)
+        slow = [replace(request, scheduled_s=0.4 * i) for i, request in enumerate(planned)]
+        poisson = replace(made, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=2.5)
+        result = await server.drive(poisson, slow, deadline_s=9.0)
+        again = await server.drive(*level(), deadline_s=9.0)
+    assert result.use is not None
+    (gpu,) = result.use.gpus
+    assert gpu.index == 2
+    assert gpu.samples >= 2
+    # Every sample after the first says 1.0, and no heat.
+    assert gpu.busy_share == pytest.approx(1 - 0.5 / gpu.samples)
+    assert (gpu.slowed_share, gpu.power_mean_w) == (pytest.approx(1 / gpu.samples), None)
+    assert gpu.nvlink_tx_bytes_per_s == pytest.approx(9 / 0.5 / (gpu.samples - 1), rel=0.3)
+    cpu = result.use.cpu
+    assert cpu is not None
+    assert cpu.client_share is not None
+    assert 0 < cpu.client_share < 1
+    assert cpu.api_server_share is not None
+    assert cpu.server_cores == pytest.approx(cpu.api_server_share, abs=0.05)
+    assert cpu.loop_lag_p99_s is not None
+    assert result.server is not None
+    assert (result.server.running_mean, result.server.prefill_time_mean_s) == (2.0, 0.25)
+    assert (result.use.jit_compiles, again.use and again.use.jit_compiles) == (4, 0)
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

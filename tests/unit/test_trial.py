@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,17 @@ from autotune.load.workloads import load_workload
 from autotune.records import (
     STUDY_FATAL_CLASSES,
     Caveat,
+    ClockKind,
     Config,
     Failure,
     FailureClass,
     LevelRole,
     LoadLevel,
     LoadPlan,
+    Origin,
     Outcome,
     Phase,
+    Trial,
 )
 from autotune.trial import FixedLoad, TrialOrder, run_trial
 
@@ -271,3 +275,100 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.001)
     raise AssertionError("it did not happen")
+
+
+# --- warm-up until quiet, and levels that the client limits --------------------------------------------------------
+
+
+def real(script: Script) -> FakeEngine:
+    """The same in a clock that says it is the wall's: a real server is warmed up until it is quiet."""
+    return FakeEngine(script=lambda _config, _before: script, clock=ClockKind.WALL)
+
+
+def names(watcher: Watcher) -> list[str]:
+    return [level.name for level in watcher.levels]
+
+
+async def test_warm_up_goes_on_until_nothing_is_compiled_and_nothing_gets_faster(tmp_path: Path) -> None:
+    watcher = Watcher()
+    run = await perform(real(Script(compiles=(3, 1, 0, 0))), order(tmp_path), watcher)
+    # The first two compile; the third is twice as fast as they were, so a fourth has to show that it stays so.
+    assert names(watcher) == ["warmup", "warmup-2", "warmup-3", "warmup-4", "throughput", "ttft"]
+    throughput = run.result.of_role(LevelRole.THROUGHPUT)
+    assert throughput is not None
+    clean = await perform(engine_of(Script()), order(tmp_path))
+    expected = clean.result.of_role(LevelRole.THROUGHPUT)
+    assert expected is not None
+    assert throughput.output_tok_s == expected.output_tok_s
+    assert throughput.use is not None
+    assert throughput.use.jit_compiles == 0
+    assert {"never_quiet", "jit_compiling"}.isdisjoint(code.code for code in run.result.caveats + throughput.caveats)
+
+
+async def test_a_server_quiet_from_the_start_is_warmed_up_twice_and_a_simulated_one_once(tmp_path: Path) -> None:
+    watcher, simulated = Watcher(), Watcher()
+    await perform(real(Script()), order(tmp_path), watcher)
+    assert names(watcher) == ["warmup", "warmup-2", "throughput", "ttft"]
+    passes = watcher.levels[:2]
+    assert passes[0].seed != passes[1].seed
+    assert [one.requests for one in passes] == [4, 4]
+    await perform(engine_of(Script(compiles=(1,))), order(tmp_path), simulated)
+    assert names(simulated) == ["warmup", "throughput", "ttft"]
+
+
+async def test_a_server_that_never_gets_quiet_is_measured_with_a_caveat(tmp_path: Path) -> None:
+    watcher = Watcher()
+    run = await perform(real(Script(compiles=(2,) * 6)), order(tmp_path), watcher)
+    assert names(watcher)[:6] == ["warmup", *(f"warmup-{n}" for n in range(2, 7))]
+    (doubt,) = [caveat for caveat in run.result.caveats if caveat.code == "never_quiet"]
+    assert "4 in flight: the server compiled 2 kernels in the last of 6 warm-up passes" in doubt.text
+    assert run.result.outcome is Outcome.MEASURED
+
+
+async def test_warm_up_ends_with_its_time(tmp_path: Path) -> None:
+    watcher = Watcher()
+    # One pass: about 16 tokens of 10 s each while it compiles. A second would not end within 180 s.
+    run = await perform(real(Script(token_s=5.0, compiles=(1, 1, 1))), order(tmp_path), watcher)
+    assert names(watcher)[:2] == ["warmup", "throughput"]
+    assert [caveat.code for caveat in run.result.caveats] == ["never_quiet"]
+
+
+async def test_a_level_in_which_kernels_were_compiled_is_driven_again_once(tmp_path: Path) -> None:
+    watcher = Watcher()
+    run = await perform(real(Script(compiles=(0, 0, 5, 0, 1, 1))), order(tmp_path), watcher)
+    assert names(watcher) == ["warmup", "warmup-2", "throughput", "throughput", "ttft", "ttft"]
+    throughput, ttft = run.result.measurements
+    assert throughput.use is not None
+    assert throughput.use.jit_compiles == 0
+    assert "jit_compiling" not in {caveat.code for caveat in throughput.caveats}
+    assert "jit_compiling" in {caveat.code for caveat in ttft.caveats}
+    kept = read_records(level_path(tmp_path, ttft.level))
+    assert kept.use == ttft.use
+
+
+async def test_after_the_ramp_the_real_concurrency_is_warmed_up_as_well(tmp_path: Path) -> None:
+    watcher = Watcher()
+    run = await perform(real(Script()), order(tmp_path, load=None), watcher)
+    assert run.load is not None
+    last = names(watcher).index("throughput")
+    assert names(watcher)[last - 2 : last] == ["warmup", "warmup-2"]
+    assert watcher.levels[last - 1].concurrency == watcher.levels[last].concurrency
+    assert len({level.seed for level in watcher.levels}) == len(watcher.levels)
+
+
+async def test_a_client_that_is_the_limit_leaves_figures_and_no_objective(tmp_path: Path) -> None:
+    run = await perform(real(Script(ttft_s=0.2, late_s=0.05)), order(tmp_path))
+    trial = Trial(number=1, config=Config.of({}), origin=Origin.SAMPLER, gpus=1, attempts=1, result=run.result)
+    assert run.result.outcome is Outcome.MEASURED
+    assert trial.output_tok_s is not None
+    assert trial.void is not None
+    assert trial.void.code == "client_late"
+    assert (trial.measured, trial.objectives) == (False, None)
+    on_time = await perform(real(Script(ttft_s=0.2, late_s=0.002)), order(tmp_path))
+    assert replace(trial, result=on_time.result).objectives is not None
+
+
+async def test_the_ramp_stops_where_the_client_is_the_limit(tmp_path: Path) -> None:
+    watcher = Watcher()
+    await perform(real(Script(ttft_s=0.2, late_s=0.05)), order(tmp_path, load=None), watcher)
+    assert [level.concurrency for level in watcher.levels if level.role is LevelRole.RAMP] == [2, 4]

@@ -11,8 +11,10 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
+from autotune import __version__
 from autotune.engine.found_server import FoundServer, base_of, find_server, key_of, key_refused
 from autotune.engine.metrics_text import Metrics, delta, restarted
 from autotune.errors import InvalidOption, ServerUnusable, StorageError
@@ -22,7 +24,7 @@ from autotune.load.client import DriveOptions, drive
 from autotune.load.measure import summarise
 from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
 from autotune.load.reading import RequestError
-from autotune.load.records_file import level_path, write_records
+from autotune.load.records_file import LevelFile, level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
 from autotune.load.stats import samples_for
 from autotune.load.tokenizing import TextTokenizer, find_tokenizer
@@ -39,6 +41,7 @@ from autotune.records import (
     ServerDelta,
     Slo,
 )
+from autotune.report.bench_serve_json import bench_serve_document, bench_serve_path, write_bench_serve
 from autotune.report.measured import MeasuredServer
 
 SAMPLE_S = 1.0
@@ -59,7 +62,7 @@ class MeasureOrder:
         requests: of each level; None for enough that a p95 has an interval, in the time that a level may take.
         seed: of the prompts' content and of arrivals.
         tokenizer: folder, file or hub name; None for what the server's model name leads to on this machine.
-        out: folder for raw records; None to keep none.
+        out: folder for raw records, as they are and as JSON of `vllm bench serve`; None to keep none.
         level_deadline_s: after which a level is ended with its requests open.
     """
 
@@ -291,7 +294,24 @@ class _Session:
         self._measuring.measurements.append(measured)
         if self._order.out is not None:
             write_records(level_path(self._order.out, level), level, ClockKind.WALL, records, duration_s, server)
+            self._export(level_path(self._order.out, level), level, records, duration_s)
         return measured
+
+    def _export(self, path: Path, level: LoadLevel, records: Sequence[RequestRecord], duration_s: float) -> None:
+        """The level in the JSON of `vllm bench serve`, beside its records."""
+        facts = self._server.facts
+        document = bench_serve_document(
+            LevelFile(level=level, clock=ClockKind.WALL, records=tuple(records), duration_s=duration_s),
+            model=self._server.model,
+            api=self._options.api,
+            at=datetime.now().astimezone(),
+            metadata=(
+                ("exported_by", f"autotune {__version__}"),
+                ("level", level.name),
+                *((("simulated", "true"),) if facts.simulated else ()),
+            ),
+        )
+        write_bench_serve(bench_serve_path(path.parent, path), document)
 
     async def _sample(self, during: list[Metrics]) -> None:
         while True:

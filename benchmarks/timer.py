@@ -1,7 +1,8 @@
 """How late requests of an open loop are woken: `python -m benchmarks.timer [--json] [--rate 300] [--chunks 30000]`.
 
 A process sends chunks of streams to the event loop, which stamps and drops each, while a schedule of `--rate`
-requests/s runs beside it. One row a way of waiting and event loop; all in one run, as only ratios within one mean anything.
+requests/s runs beside it. One row a way of waiting and event loop; all in one run, as only ratios within one mean
+anything.
 """
 
 from __future__ import annotations

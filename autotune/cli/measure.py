@@ -58,7 +58,10 @@ def measure(
         int | None, typer.Option(help="GPUs of the server, for figures per GPU.", min=1, max=65_536)
     ] = None,
     slo: SloText = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the raw records of every request.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the raw records of every request, also as JSON of `vllm bench serve`."),
+    ] = None,
     level_deadline: Annotated[float, typer.Option(help="Seconds that one load may take.", min=1, max=86_400)] = 300.0,
     as_json: Json = False,
 ) -> None:

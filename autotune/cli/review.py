@@ -89,6 +89,10 @@ def _draw(view: StudyView, stored: StudyRecord, picture: Path) -> None:
 def show(
     study: StudyName,
     trial: Annotated[int, typer.Argument(help="Number of the trial, 0 is the baseline.")],
+    export_bench: Annotated[
+        Path | None,
+        typer.Option(help="Folder for each level's requests as JSON of `vllm bench serve`.", metavar="DIR"),
+    ] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
     as_json: Json = False,
@@ -107,10 +111,66 @@ def show(
         chosen = with_evidence(store, study, store.trial(study, trial))
     line = _serve_line(stored, chosen)
     log = log_path(chosen)
+    written = [] if export_bench is None else _export_bench(view, chosen, export_bench)
     if as_json:
         typer.echo(json.dumps(show_document(view, chosen, serve_line=line, log_path=log), indent=2))
     else:
         print_to(output_console(), trial_detail(view, chosen, serve_line=line, log_path=log))
+        for path in written:
+            typer.echo(f"wrote {path}")
+
+
+def _export_bench(view: StudyView, trial: Trial, folder: Path) -> list[Path]:
+    """One file a level whose records are still there.
+
+    Raises:
+        InvalidOption: there are none.
+        StorageError: they cannot be read, or the files not written.
+    """
+    from datetime import UTC, datetime
+
+    from autotune import __version__
+    from autotune.errors import InvalidOption
+    from autotune.load.records_file import read_records
+    from autotune.report.bench_serve_json import bench_serve_document, bench_serve_path, write_bench_serve
+
+    kept = sorted(Path(trial.directory).glob("level-*.jsonl.gz")) if trial.directory else []
+    if not kept:
+        allowed = "a trial whose request records are kept; this one never had any, or `autotune gc` removed them"
+        raise InvalidOption("--export-bench", f"trial {trial.number}", allowed)
+    simulated = trial.result.simulated if trial.result else view.simulated
+    written = []
+    for records in kept:
+        level = read_records(records)
+        document = bench_serve_document(
+            level,
+            model=view.model,
+            api=_endpoint(view, trial),
+            at=datetime.fromtimestamp(records.stat().st_mtime, UTC).astimezone(),
+            metadata=(
+                ("exported_by", f"autotune {__version__}"),
+                ("study", view.name),
+                ("trial", str(trial.number)),
+                ("level", level.level.name),
+                *((("simulated", "true"),) if simulated else ()),
+            ),
+        )
+        written.append(bench_serve_path(folder, records))
+        write_bench_serve(written[-1], document)
+    return written
+
+
+def _endpoint(view: StudyView, trial: Trial) -> str:
+    """`chat` or `completions`: what the workload asks for, where it is still there and its prompts could go there."""
+    from autotune.errors import AutotuneError
+    from autotune.load.workloads import Api, load_workload
+
+    if any(caveat.code == "completions_instead" for caveat in trial.caveats):
+        return Api.COMPLETIONS
+    try:
+        return load_workload(view.workload).api
+    except AutotuneError:
+        return Api.CHAT
 
 
 def _serve_line(stored: StudyRecord, trial: Trial) -> str:

@@ -7,9 +7,10 @@ from rich.text import Text
 
 from autotune.advice import Advice
 from autotune.bottleneck import Verdict
-from autotune.records import Failure, Latency, LevelRole, Measurement, ServerFacts, Trial, TrialResult
+from autotune.records import ArrivalCheck, Failure, Latency, LevelRole, Measurement, ServerFacts, Trial, TrialResult
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
+from autotune.report.use_table import use_table
 from autotune.report.view import StudyView
 from autotune.report.wording import (
     MISSING,
@@ -76,6 +77,9 @@ def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
     ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
     levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
     parts: list[RenderableType] = [levels_table(levels, mark), server_table(levels, mark)] if levels else []
+    used = use_table(levels, mark)
+    if used is not None:
+        parts.append(used)
     return [*parts, _ramp(ramp, mark)] if ramp else parts
 
 
@@ -144,6 +148,7 @@ def levels_table(measurements: tuple[Measurement, ...], mark: str) -> Group:
         *_latency_rows("ITL", [m.itl_s for m in measurements]),
         *_latency_rows("E2E", [m.e2e_s for m in measurements]),
         ("J per 1,000 output tokens", [number(energy_per_kilotoken(m), digits=1) for m in measurements]),
+        *_arrival_rows([m.arrivals for m in measurements]),
     ]
     for name, cells in rows:
         if any(cell != MISSING for cell in cells):
@@ -186,13 +191,34 @@ def _latency_rows(name: str, found: list[Latency | None]) -> list[tuple[str, lis
     ]
 
 
+def _arrival_rows(found: list[ArrivalCheck | None]) -> list[tuple[str, list[str]]]:
+    """What was sent of an open loop, each beside what was asked."""
+
+    def both(sent: float | None, asked: float | None) -> str:
+        return MISSING if sent is None else f"{number(sent, digits=2)} / {number(asked, digits=2)}"
+
+    def late(at: ArrivalCheck) -> str:
+        return f"{seconds(at.lateness_p50_s)} / {seconds(at.lateness_p99_s)}"
+
+    return [
+        ("requests/s sent / asked", [both(at.sent_rate_rps, at.asked_rate_rps) if at else MISSING for at in found]),
+        ("gaps' deviation / mean, sent / asked", [both(at.cv, at.asked_cv) if at else MISSING for at in found]),
+        ("dispersion, sent / asked", [both(at.dispersion, at.asked_dispersion) if at else MISSING for at in found]),
+        ("sent late, p50 / p99", [late(at) if at else MISSING for at in found]),
+        ("turns that waited", [number(at.waited) if at and at.waited else MISSING for at in found]),
+    ]
+
+
 def offered(measured: Measurement) -> str:
-    """The load of a level in words: `64 in flight`, `poisson 3.2/s`."""
+    """The load of a level in words: `64 in flight`, `poisson 3.2/s`, `gamma (cv 2) 3.2/s`, `ramp (1 to 3) 3.2/s`."""
     level = measured.level
     if level.concurrency is not None:
         return f"{level.concurrency} in flight"
     if level.rate_rps is not None:
-        return f"{level.arrivals} {level.rate_rps:.3g}/s"
+        shape = "" if level.cv is None else f" (cv {level.cv:g})"
+        if level.ramp_from is not None and level.ramp_to is not None:
+            shape = f" ({level.ramp_from:g} to {level.ramp_to:g})"
+        return f"{level.arrivals}{shape} {level.rate_rps:.3g}/s"
     return str(level.arrivals)
 
 
@@ -207,8 +233,13 @@ def server_table(measurements: tuple[Measurement, ...], mark: str) -> Group:
         ("preemptions", [number(at.preemptions if at else None) for at in said]),
         ("prefix hits", [share(at.prefix_hit_share if at else None) for at in said]),
         ("queue time, mean", [seconds(at.queue_time_mean_s if at else None) for at in said]),
+        ("prefill time, mean", [seconds(at.prefill_time_mean_s if at else None) for at in said]),
+        ("decode time, mean", [seconds(at.decode_time_mean_s if at else None) for at in said]),
+        ("KV cache used, mean", [share(at.kv_usage_mean if at else None) for at in said]),
         ("KV cache used, maximum", [share(at.kv_usage_max if at else None) for at in said]),
+        ("requests running, mean", [number(at.running_mean if at else None, digits=1) for at in said]),
         ("requests running, maximum", [number(at.running_max if at else None) for at in said]),
+        ("requests waiting, mean", [number(at.waiting_mean if at else None, digits=1) for at in said]),
         ("requests waiting, maximum", [number(at.waiting_max if at else None) for at in said]),
     ]
     for name, cells in rows:

@@ -128,6 +128,11 @@ def test_several_loads_in_one_call(simulated: str, tmp_path: Path) -> None:
         assert level["server"]["prompt_tokens"] == level["prompt_tokens"]
         stored = read_records(tmp_path / "raw" / f"level-{level['name']}.jsonl.gz")
         assert sum(record.output_tokens or 0 for record in stored.records) == level["output_tokens"]
+        bench = json.loads((tmp_path / "raw" / f"bench-{level['name']}.json").read_text(encoding="utf-8"))
+        assert (bench["completed"], bench["total_output_tokens"]) == (20, level["output_tokens"])
+        # Without a tokenizer prompts went to /v1/completions as ids (caveat completions_instead).
+        assert (bench["backend"], bench["model_id"], bench["simulated"]) == ("openai", LLAMA, "true")
+        assert bench["max_concurrency"] == level["concurrency"]
     assert "60 requests" in ended.err
     assert simulated in ended.err
     assert "not this machine" not in ended.err

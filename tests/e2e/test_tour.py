@@ -104,6 +104,14 @@ def test_show(toured: Toured) -> None:
     assert "SIMULATED" in text
 
 
+def test_show_exports_levels_for_other_tools(toured: Toured) -> None:
+    assert "wrote bench/bench-ttft.json" in toured.autotune(f"show {NAME} 0 --export-bench bench")
+    for level in toured.json(f"show {NAME} 0")["levels"]:
+        bench = json.loads((toured.folder / "bench" / f"bench-{level['name']}.json").read_text(encoding="utf-8"))
+        assert (bench["completed"], bench["total_output_tokens"]) == (level["completed"], level["output_tokens"])
+        assert bench["mean_ttft_ms"] > 0
+
+
 def test_promote(toured: Toured) -> None:
     targets = "vllm-config,docker,compose,kubernetes,systemd,shell"
     promotion = toured.json(f"promote {NAME} --trial 1 --target {targets} --out deploy --allow-simulated")

@@ -15,6 +15,10 @@ LINUX = sys.platform.startswith("linux")
 LOOPS = {"asyncio": asyncio.new_event_loop, "installed": new_loop}
 
 
+def open_files() -> int:
+    return len(list(OPEN_FILES.iterdir()))
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("descriptor", [True, False])
 def test_nobody_wakes_early_and_all_wake(loop: str, descriptor: bool) -> None:
@@ -69,13 +73,13 @@ def test_a_waiter_that_gives_up_holds_nobody_back() -> None:
 @pytest.mark.skipif(not LINUX, reason="timer descriptors are Linux's")
 def test_leaving_cancels_who_waits_and_returns_the_descriptor() -> None:
     async def run() -> tuple[bool, int]:
-        before = len(list(OPEN_FILES.iterdir()))
+        before = open_files()
         with Sleeper() as sleeper:
             waiting = asyncio.create_task(sleeper.until(time.perf_counter() + 60))
             await asyncio.sleep(0)
         await asyncio.wait({waiting}, timeout=1)
         assert not sleeper.exact
-        return waiting.cancelled(), len(list(OPEN_FILES.iterdir())) - before
+        return waiting.cancelled(), open_files() - before
 
     assert asyncio.run(run()) == (True, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 from report_cases import latency, level
 from test_report_tables import line_with
 
-from autotune.records import Caveat, Estimate, LevelRole, ServerFacts
+from autotune.records import ArrivalCheck, Arrivals, Caveat, Estimate, LevelRole, ServerFacts
 from autotune.report import as_text
 from autotune.report.measured import MeasuredServer, measured_document, measured_report
 from autotune.search.objective import parse_slo
@@ -87,3 +87,36 @@ def test_doubts_name_their_level() -> None:
     text = as_text(measured_report(server(measurements=(doubted,), caveats=(replace(DOUBT, code="uncalibrated"),))))
     assert "ttft: stopped" in line_with(text, "aborted")
     assert line_with(text, "uncalibrated").split()[1] == "stopped"
+
+
+def test_what_was_sent_stands_beside_what_was_asked() -> None:
+    check = ArrivalCheck(
+        asked_rate_rps=4.25,
+        sent_rate_rps=4.125,
+        asked_cv=2.0,
+        cv=1.75,
+        asked_dispersion=None,
+        dispersion=None,
+        lateness_p50_s=0.0002,
+        lateness_p99_s=0.25,
+        waited=3,
+    )
+    gamma = level(LevelRole.TTFT, arrivals=check)
+    gamma = replace(gamma, level=replace(gamma.level, arrivals=Arrivals.GAMMA, cv=2.0))
+    found = server(measurements=(server().measurements[0], gamma))
+    text = as_text(measured_report(found), width=140)
+    assert "gamma (cv 2) 4.25/s" in text
+    assert line_with(text, "requests/s sent / asked").split()[-4:] == ["-", "4.12", "/", "4.25"]
+    assert line_with(text, "gaps' deviation").split()[-3:] == ["1.75", "/", "2.00"]
+    assert "250 ms" in line_with(text, "sent late")
+    assert line_with(text, "turns that waited").split()[-1] == "3"
+    assert "dispersion" not in text
+    closed, opened = measured_document(found)["levels"]
+    assert closed["arrival_check"] is None
+    assert (opened["cv"], opened["arrival_check"]["sent_rate_rps"], opened["arrival_check"]["waited"]) == (
+        2.0,
+        4.125,
+        3,
+    )
+    ramp = replace(gamma, level=replace(gamma.level, arrivals=Arrivals.RAMP, cv=None, ramp_from=0.5, ramp_to=2.0))
+    assert "ramp (0.5 to 2) 4.25/s" in as_text(measured_report(server(measurements=(ramp,))))

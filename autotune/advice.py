@@ -306,6 +306,23 @@ def _api_servers(case: Case) -> Advice | None:
     )
 
 
+def _graphs_on(case: Case) -> Advice | None:
+    if not case.settings.enforce_eager:
+        return None
+    return Advice(
+        text="Leave out --enforce-eager: with CUDA graphs the CPU launches a step at once, not kernel by kernel.",
+        moves=(Move(parameter="enforce-eager", toward=Toward.CHANGE),),
+    )
+
+
+def _server_cores(_: Case) -> Advice | None:
+    return Advice(text="Give the server faster or free CPU cores: engine and API server need one each, per replica.")
+
+
+def _power_limit(_: Case) -> Advice | None:
+    return Advice(text="Raise the GPUs' power limit (nvidia-smi -pl) where cooling and supply allow it.")
+
+
 def _client_cores(_: Case) -> Advice | None:
     return Advice(text="Give the load client free CPU cores, or load from another machine; then measure again.")
 
@@ -336,6 +353,8 @@ _ORDERS: dict[FailureClass | Limit, tuple[_Rule, ...]] = {
     Limit.COMMUNICATION: (_split_less,),
     Limit.PREFIX_MISSED: (_prefix_on,),
     Limit.API_SERVER: (_api_servers,),
+    Limit.HOST: (_graphs_on, _seqs_up, _server_cores),
+    Limit.POWER: (_power_limit,),
     Limit.CLIENT: (_client_cores,),
     Limit.LIGHT_LOAD: (_more_load,),
 }

@@ -1,9 +1,9 @@
 """What held a measured config back (guide G38), from what its throughput level showed. Pure.
 
 Each verdict names one limit with the numbers it rests on; the strongest comes first. Where the server or the client
-counted something (preemptions, waiting requests, late sends), that decides. What nobody counts (how busy the matrix
-units, the memory and the links were) is worked out from the figures and the model's shape with the simulator's
-coefficients, and says "about". GPU counters would refine it; none are read yet.
+counted something (preemptions, waiting requests, late sends), that decides, and so does what was seen of GPUs and CPUs
+(`Measurement.use`). What nobody counts (how busy the matrix units and the memory were) is worked out from the figures
+and the model's shape with the simulator's coefficients, and says "about".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autotune.errors import InvalidOption
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.kv_capacity import values_per_token
 from autotune.node.layers import layer_shapes
-from autotune.records import Config, Gpu, LevelRole, Link, Measurement, ModelShape, Node, ServerDelta, Trial
+from autotune.records import Config, Gpu, LevelRole, LevelUse, Link, Measurement, ModelShape, Node, ServerDelta, Trial
 from autotune.simulator.step_time import Coefficients
 from autotune.units import format_seconds
 
@@ -37,6 +37,13 @@ MISSED_HITS_SHARE = 0.5
 
 MIN_REACHABLE_SHARE = 0.1
 
+IDLE_GPU = 0.7
+"""Share of the time in which kernels ran, below which the GPUs waited for somebody: decoding with graphs has 0.9."""
+
+CAPPED_SHARE = 0.5
+CAPPED_CLOCK = 0.95
+"""The power limit counts as one when it held in half of the samples and cost a twentieth of the clock."""
+
 
 class Limit(StrEnum):
     """What a config is held back by."""
@@ -48,6 +55,8 @@ class Limit(StrEnum):
     COMMUNICATION = "communication"
     PREFIX_MISSED = "prefix_missed"
     API_SERVER = "api_server"
+    HOST = "host"
+    POWER = "power"
     CLIENT = "client"
     LIGHT_LOAD = "light_load"
 
@@ -88,6 +97,7 @@ class Setting:
 class _Evidence:
     level: Measurement
     server: ServerDelta
+    use: LevelUse
     settings: ResolvedSettings | None
     shape: ModelShape | None
     gpu: Gpu | None
@@ -126,6 +136,7 @@ def _gather(trial: Trial, level: Measurement, setting: Setting) -> _Evidence:
     return _Evidence(
         level=level,
         server=level.server or ServerDelta(),
+        use=level.use or LevelUse(),
         settings=settings_of(trial.config, setting),
         shape=setting.shape,
         gpu=node.gpus[0] if node is not None and node.gpus else None,
@@ -136,13 +147,14 @@ def _gather(trial: Trial, level: Measurement, setting: Setting) -> _Evidence:
 
 
 def _client(e: _Evidence) -> Iterator[Verdict]:
-    late = next((caveat for caveat in e.level.caveats if caveat.code == "client_late"), None)
-    if late is not None:
+    found = [caveat for caveat in e.level.caveats if caveat.void or caveat.code == "client_late"]
+    if found:
+        why = "it sent requests late" if found[0].code == "client_late" else "it had no CPU time left"
         yield Verdict(
             limit=Limit.CLIENT,
             strength=1.0,
-            text="The load client was the limit: it sent requests late, so the server's own limit was not seen.",
-            evidence=(late.text,),
+            text=f"The load client was the limit: {why}, so the server's own limit was not seen.",
+            evidence=tuple(caveat.text for caveat in found),
         )
 
 
@@ -184,29 +196,68 @@ def _sequence_cap(e: _Evidence) -> Iterator[Verdict]:
 
 
 def _api_server(e: _Evidence) -> Iterator[Verdict]:
+    told = e.use.cpu.api_server_share if e.use.cpu else None
+    busy, evidence = _api_estimate(e) if told is None else (told, f"its busiest process took {told:.0%} of a core")
+    if busy is None or busy < BUSY_SHARE:
+        return
+    bunched = next((caveat.text for caveat in e.level.caveats if caveat.code == "bunched_chunks"), None)
+    yield Verdict(
+        limit=Limit.API_SERVER,
+        strength=min(0.9, busy),
+        text="The API server process is near its limit: one core handles every request and every chunk.",
+        evidence=(evidence,) if bunched is None else (evidence, bunched),
+    )
+
+
+def _api_estimate(e: _Evidence) -> tuple[float | None, str]:
+    """Share of a core that each API server needs, where nobody saw it, and the words for it."""
     rate, output = e.level.request_rps, e.level.output_tok_s
     if rate is None or output is None or e.settings is None:
-        return
+        return None, ""
     c, s = Coefficients(), e.settings
     servers = s.api_server_count or s.data_parallel
     prompt_tok_s = rate.value * (e.level.prompt_tokens or 0) / max(1, e.level.completed)
     per_second = rate.value * c.api_request_s + prompt_tok_s * c.api_prompt_token_s
     per_second += output.value * (c.api_token_s + c.api_chunk_s / s.stream_interval)
     busy = per_second / servers
-    bunched = next((caveat for caveat in e.level.caveats if caveat.code == "bunched_chunks"), None)
-    if busy < BUSY_SHARE and bunched is None:
-        return
     count = f"{servers} API server process{'es' if servers > 1 else ''}"
-    evidence = [f"{output.value:,.0f} output tokens/s and {rate.value:.1f} requests/s need about {busy:.0%} of {count}"]
-    if bunched is not None:
-        evidence.append(bunched.text)
-    if busy >= BUSY_SHARE:
+    return busy, f"{output.value:,.0f} output tokens/s and {rate.value:.1f} requests/s need about {busy:.0%} of {count}"
+
+
+def _host(e: _Evidence) -> Iterator[Verdict]:
+    """GPUs that idle while requests run: the engine's own Python, or kernels launched one by one, hold them up."""
+    busy, running = e.use.gpu_busy_share, e.server.running_mean
+    if busy is None or busy >= IDLE_GPU or not running or running < 1:
+        return
+    yield Verdict(
+        limit=Limit.HOST,
+        strength=min(0.8, 1.1 - busy),
+        text="The CPU is the limit: the GPUs waited between steps for the server to schedule and launch the next.",
+        evidence=(f"kernels ran {busy:.0%} of the time, with {running:.0f} requests in the batch on average",),
+    )
+
+
+def _power(e: _Evidence) -> Iterator[Verdict]:
+    for gpu in e.use.gpus:
+        clock, most, share = gpu.sm_clock_mean_mhz, gpu.sm_clock_limit_mhz, gpu.power_capped_share
+        if clock is None or not most or share is None or share < CAPPED_SHARE or clock > CAPPED_CLOCK * most:
+            continue
+        power = f" at {gpu.power_mean_w:.0f} W" if gpu.power_mean_w is not None else ""
         yield Verdict(
-            limit=Limit.API_SERVER,
-            strength=min(0.9, busy),
-            text="The API server process is near its limit: one core handles every request and every chunk.",
-            evidence=tuple(evidence),
+            limit=Limit.POWER,
+            strength=0.55,
+            text="The power limit holds the GPU's clocks down.",
+            evidence=(
+                f"GPU {gpu.index} ran at {clock:.0f} of {most:.0f} MHz{power}; its power limit held in {share:.0%} of "
+                "the samples",
+            ),
         )
+        return
+
+
+def _busy_words(e: _Evidence) -> tuple[str, ...]:
+    busy = e.use.gpu_busy_share
+    return () if busy is None else (f"kernels ran {busy:.0%} of the time",)
 
 
 def _communication(e: _Evidence) -> Iterator[Verdict]:
@@ -222,15 +273,19 @@ def _communication(e: _Evidence) -> Iterator[Verdict]:
     payload = 2 * (s.tensor_parallel - 1) / s.tensor_parallel * batch * shape.hidden_size * 2 / rate
     spent = 2 * shape.layers * (once + payload)
     share = min(1.0, spent / tpot.p50.value)
-    if share < 0.25:
+    moved = e.use.most_traffic(nvlink=nvlink)
+    full = moved is not None and moved >= BUSY_SHARE * rate
+    if share < 0.25 and not full:
         return
+    seen = () if moved is None else (f"one GPU moved {moved / 1e9:.1f} GB/s over the link, of about {rate / 1e9:.0f}",)
     yield Verdict(
         limit=Limit.COMMUNICATION,
-        strength=min(0.9, 0.4 + share),
+        strength=0.9 if full else min(0.9, 0.4 + share),
         text="The links are the limit: a large part of each step goes into all-reduces between the GPUs.",
         evidence=(
             f"TP {s.tensor_parallel} over {'NVLink' if nvlink else 'PCIe'}: about {format_seconds(spent)} of "
             f"all-reduces in a step of {format_seconds(tpot.p50.value)} ({share:.0%})",
+            *seen,
         ),
     )
 
@@ -273,6 +328,7 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
             evidence=(
                 f"{prompt_tok_s:,.0f} prompt tokens/s keep {s.gpus} GPU{'s' if s.gpus > 1 else ''} busy for about "
                 f"{min(1.0, prefill):.0%} of the time",
+                *_busy_words(e),
             ),
         )
         return
@@ -292,6 +348,7 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
             evidence=(
                 f"about {format_seconds(read_s)} of reading in a step of {format_seconds(tpot.p50.value)} "
                 f"({share:.0%})",
+                *_busy_words(e),
             ),
         )
 
@@ -340,6 +397,8 @@ _CHECKS: tuple[Callable[[_Evidence], Iterator[Verdict]], ...] = (
     _kv_memory,
     _sequence_cap,
     _api_server,
+    _host,
+    _power,
     _communication,
     _prefix_missed,
     _roofline,

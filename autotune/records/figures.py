@@ -144,6 +144,22 @@ class LevelUse:
     cpu: CpuUse | None = None
     jit_compiles: int | None = None
 
+    @property
+    def gpu_busy_share(self) -> float | None:
+        """Mean share of the time in which kernels ran, over the GPUs that told, 0..1."""
+        told = [gpu.busy_share for gpu in self.gpus if gpu.busy_share is not None]
+        return sum(told) / len(told) if told else None
+
+    def most_traffic(self, *, nvlink: bool) -> float | None:
+        """Bytes per second, sent or received over NVLink or else PCIe, of the GPU and direction that had most."""
+        told = [
+            (gpu.nvlink_tx_bytes_per_s, gpu.nvlink_rx_bytes_per_s)
+            if nvlink
+            else (gpu.pcie_tx_bytes_per_s, gpu.pcie_rx_bytes_per_s)
+            for gpu in self.gpus
+        ]
+        return max((value for pair in told for value in pair if value is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:

@@ -10,6 +10,7 @@ from autotune.bottleneck import Verdict
 from autotune.records import ArrivalCheck, Failure, Latency, LevelRole, Measurement, ServerFacts, Trial, TrialResult
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
+from autotune.report.use_table import use_table
 from autotune.report.view import StudyView
 from autotune.report.wording import (
     MISSING,
@@ -76,6 +77,9 @@ def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
     ramp = tuple(found for found in result.measurements if found.level.role is LevelRole.RAMP)
     levels = tuple(found for found in result.measurements if found.level.role is not LevelRole.RAMP)
     parts: list[RenderableType] = [levels_table(levels, mark), server_table(levels, mark)] if levels else []
+    used = use_table(levels, mark)
+    if used is not None:
+        parts.append(used)
     return [*parts, _ramp(ramp, mark)] if ramp else parts
 
 

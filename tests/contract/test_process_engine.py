@@ -24,10 +24,11 @@ from autotune.engine.ports import Ports
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings, ProcessServer
 from autotune.errors import StorageError, VllmCommandError
-from autotune.load.workloads import Api
+from autotune.load.workloads import Api, load_workload
 from autotune.node.gpu_load import ClockLimit, GpuLoad
 from autotune.node.probe import FakeGpuProbe
-from autotune.records import Arrivals, Config, FailureClass, LevelRole, LoadLevel, PlannedRequest
+from autotune.records import Arrivals, Config, FailureClass, LevelRole, LoadLevel, LoadPlan, Phase, PlannedRequest
+from autotune.trial import TrialOrder, run_trial
 from autotune.units import GIB
 
 FAKE_VLLM = Path(__file__).parent / "fake_vllm.py"
@@ -516,6 +517,55 @@ async def test_a_level_is_watched_while_it_runs(tmp_path: Path) -> None:
     assert result.server is not None
     assert (result.server.running_mean, result.server.prefill_time_mean_s) == (2.0, 0.25)
     assert (result.use.jit_compiles, again.use and again.use.jit_compiles) == (4, 0)
+
+
+class Names:
+    """An observer that remembers which levels were driven."""
+
+    def __init__(self) -> None:
+        self.levels: list[str] = []
+
+    def phase(self, phase: Phase, elapsed_s: float) -> None: ...
+
+    def identity(self, identity: ServerIdentity) -> None: ...
+
+    def milestone(self, milestone: Milestone) -> None: ...
+
+    def level(self, level: LoadLevel) -> None:
+        self.levels.append(level.name)
+
+
+async def test_kernels_are_compiled_before_anything_is_measured(bench: Bench, tmp_path: Path) -> None:
+    seen = Names()
+    load = LoadPlan(
+        concurrency_per_gpu=4,
+        rate_rps_per_gpu=40.0,
+        throughput_requests_per_gpu=24,
+        ttft_requests_per_gpu=20,
+        warmup_requests_per_gpu=4,
+    )
+    order = TrialOrder(
+        number=1,
+        launch=LaunchPlan(
+            model="tiny",
+            config=Config.of({}),
+            gpu_indices=(),
+            extra_args=("--fake-tokenizer", "--fake-jit", "6"),  # all four of the first pass, two of the second
+            directory=tmp_path,
+            start_deadline_s=20,
+            stall_deadline_s=20,
+        ),
+        workload=load_workload("tiny"),
+        load=load,
+        gpus=1,
+        seed=1,
+        level_deadline_s=60,
+    )
+    run = await run_trial(bench.engine, order, clock=time.monotonic, observer=seen)
+    assert run.result.failure is None
+    assert seen.levels[:3] == ["warmup", "warmup-2", "warmup-3"]
+    assert seen.levels[-2:] == ["throughput", "ttft"]
+    assert [measured.use and measured.use.jit_compiles for measured in run.result.measurements] == [0, 0]
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

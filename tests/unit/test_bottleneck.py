@@ -15,9 +15,12 @@ from autotune.records import (
     Caveat,
     ClockKind,
     Config,
+    CpuUse,
     Estimate,
+    GpuUse,
     Latency,
     LevelRole,
+    LevelUse,
     LoadLevel,
     Measurement,
     Origin,
@@ -117,6 +120,70 @@ def test_a_busy_api_server_is_named_and_more_of_them_relieve_it() -> None:
     assert Limit.API_SERVER not in {v.limit for v in relieved}
     packed = verdicts(measured({"stream-interval": 4}, **busy), H200)
     assert Limit.API_SERVER not in {v.limit for v in packed}
+
+
+def seen(*gpus: GpuUse, **cpu: float) -> dict[str, Any]:
+    return {"use": LevelUse(gpus=gpus, cpu=CpuUse(**cpu))}
+
+
+def test_a_client_without_cpu_time_is_the_limit_whatever_it_was_late_by() -> None:
+    busy = Caveat(code="client_busy", text="the load client took 99% of a core", remedy="cores", void=True)
+    verdict = first(measured(caveats=(busy,)))
+    assert (verdict.limit, verdict.evidence) == (Limit.CLIENT, ("the load client took 99% of a core",))
+    assert "no CPU time left" in verdict.text
+    assert first(measured(caveats=(replace(busy, void=False),))).limit is Limit.LIGHT_LOAD
+
+
+def test_the_api_servers_cpu_time_decides_where_it_was_seen() -> None:
+    estimated: dict[str, Any] = {"output_tok_s": Estimate(value=6000.0), "request_rps": Estimate(value=50.0)}
+    relaxed = verdicts(measured(**estimated, **seen(api_server_share=0.4)), H200)
+    assert Limit.API_SERVER not in {v.limit for v in relaxed}
+    verdict = first(measured(**seen(api_server_share=0.93)))
+    assert (verdict.limit, verdict.strength) == (Limit.API_SERVER, 0.9)
+    assert verdict.evidence == ("its busiest process took 93% of a core",)
+
+
+def test_gpus_that_wait_while_requests_run_are_held_up_by_the_cpu() -> None:
+    running = replace(QUIET, running_mean=40.0)
+    idle = measured(server=running, **seen(GpuUse(index=0, samples=9, busy_share=0.45)))
+    assert first(idle).limit is Limit.HOST
+    assert first(idle).evidence == ("kernels ran 45% of the time, with 40 requests in the batch on average",)
+    busy = measured(server=running, tpot_s=_latency(0.006), **seen(GpuUse(index=0, samples=9, busy_share=0.97)))
+    assert first(busy).limit is Limit.DECODE
+    assert "kernels ran 97% of the time" in first(busy).evidence
+    # Nobody knows whether there was anything to do.
+    unknown = measured(**seen(GpuUse(index=0, samples=9, busy_share=0.45)))
+    assert Limit.HOST not in {v.limit for v in verdicts(unknown, H200)}
+
+
+def test_a_power_limit_that_costs_clock_is_named() -> None:
+    capped = GpuUse(
+        index=3,
+        samples=20,
+        power_mean_w=698.0,
+        sm_clock_mean_mhz=1500.0,
+        sm_clock_limit_mhz=1980.0,
+        power_capped_share=0.8,
+    )
+    verdict = first(measured(**seen(capped)))
+    assert verdict.limit is Limit.POWER
+    assert verdict.evidence == ("GPU 3 ran at 1500 of 1980 MHz at 698 W; its power limit held in 80% of the samples",)
+    for harmless in (replace(capped, power_capped_share=0.4), replace(capped, sm_clock_mean_mhz=1950.0)):
+        assert Limit.POWER not in {v.limit for v in verdicts(measured(**seen(harmless)), H200)}
+
+
+def test_traffic_seen_on_the_links_stands_beside_the_estimate_and_can_overrule_it() -> None:
+    config: dict[str, Value] = {"tensor-parallel-size": 2}
+    pcie = Setting(node=parse_node_name("2xL40S-48GB-PCIe"), shape=LLAMA)
+    moved = seen(GpuUse(index=0, samples=9, pcie_tx_bytes_per_s=2e9, pcie_rx_bytes_per_s=3e9))
+    verdict = first(measured(config, tpot_s=_latency(0.020), **moved), pcie)
+    assert verdict.evidence[1] == "one GPU moved 3.0 GB/s over the link, of about 18"
+    # By the estimate 7.6 ms of 100 ms are no limit; 12 GB/s of 18 are.
+    full = seen(GpuUse(index=1, samples=9, pcie_rx_bytes_per_s=12e9))
+    slow = measured(config, tpot_s=_latency(0.100), **full)
+    assert first(slow, pcie).limit is Limit.COMMUNICATION
+    light = measured(config, tpot_s=_latency(0.100), **moved)
+    assert Limit.COMMUNICATION not in {v.limit for v in verdicts(light, pcie)}
 
 
 def test_prompts_that_fill_the_matrix_units_are_prefill() -> None:

@@ -9,7 +9,7 @@ from load_records import closed_loop, failed, level, open_level, record
 from autotune.errors import StorageError
 from autotune.load.measure import summarise
 from autotune.load.records_file import level_path, read_records, write_records
-from autotune.records import ClockKind, ServerDelta
+from autotune.records import ClockKind, CpuUse, GpuUse, LevelUse, ServerDelta
 
 
 def test_a_file_gives_the_same_measurement(tmp_path: Path) -> None:
@@ -42,6 +42,22 @@ def test_energy_is_kept_and_older_files_have_none(tmp_path: Path) -> None:
     write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0)
     assert b"energy" not in gzip.decompress(path.read_bytes())
     assert read_records(path).energy_j is None
+
+
+def test_what_was_seen_beside_is_kept_and_older_files_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "f.gz"
+    use = LevelUse(
+        gpus=(GpuUse(index=3, samples=9, busy_share=0.5), GpuUse(index=4, samples=9, memory_used_max_bytes=1)),
+        cpu=CpuUse(client_share=0.25),
+        jit_compiles=0,
+    )
+    write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0, use=use)
+    assert read_records(path).use == use
+    write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0, use=LevelUse())
+    assert read_records(path).use == LevelUse()
+    write_records(path, level(), ClockKind.WALL, closed_loop(2, 5), 2.0)
+    assert b'"use"' not in gzip.decompress(path.read_bytes())
+    assert read_records(path).use is None
 
 
 def test_same_records_same_bytes(tmp_path: Path) -> None:

@@ -5,18 +5,32 @@ import pytest
 from report_cases import measured, running, study
 from rich.console import Console
 
-from autotune.records import Caveat, Config, Estimate, LevelRole, ServerFacts, Value
+from autotune.records import Caveat, Config, CpuUse, Estimate, GpuUse, LevelRole, LevelUse, ServerFacts, Value
 from autotune.report import (
     StudyRow,
     as_text,
     front_table,
+    show_document,
     studies_table,
     study_report,
     trial_detail,
+    trial_document,
     trials_table,
 )
-from autotune.report.wording import brief_latency, brief_rate, changes, gain, latency, number, rate, seconds, share
+from autotune.report.wording import (
+    brief_latency,
+    brief_rate,
+    changes,
+    ending,
+    gain,
+    latency,
+    number,
+    rate,
+    seconds,
+    share,
+)
 from autotune.search.objective import parse_slo
+from autotune.search.pareto import front_of
 
 HOSTILE = "[bold]x[/] :smile: \x1b[31mred\nnext"
 
@@ -248,3 +262,45 @@ def test_names_to_copy_stay_in_one_piece() -> None:
         wanted=24,
     )
     assert name in as_text(studies_table([row]), width=80)
+
+
+def test_what_gpus_and_cpus_did_is_shown_where_it_was_seen() -> None:
+    view = study()
+    trial = view.trials[1]
+    assert trial.result is not None
+    assert "What GPUs and CPUs did" not in as_text(trial_detail(view, trial))
+    first, *others = trial.result.measurements
+    use = LevelUse(
+        gpus=(
+            GpuUse(index=0, samples=9, busy_share=0.61, power_mean_w=500.0, nvlink_tx_bytes_per_s=12.5e9),
+            GpuUse(index=1, samples=9, busy_share=0.97, power_mean_w=500.0),
+        ),
+        cpu=CpuUse(client_share=0.25, api_server_share=0.8, server_cores=3.21),
+        jit_compiles=0,
+    )
+    shown = replace(trial, result=replace(trial.result, measurements=(replace(first, use=use), *others)))
+    text = as_text(trial_detail(view, shown))
+    assert "61.0 % .. 97.0 %" in line_with(text, "GPU busy")
+    assert line_with(text, "GPU power, mean").split() == ["GPU", "power,", "mean", "500", "W", "-"]
+    assert "12.50 GB/s" in line_with(text, "NVLink sent")
+    assert "25.0 %" in line_with(text, "load client's CPU")
+    assert "3.2" in line_with(text, "server's CPU, cores")
+    assert line_with(text, "kernels compiled").split() == ["kernels", "compiled", "0", "-"]
+    assert "PCIe" not in text
+    document = show_document(view, shown)
+    assert document["levels"][0]["use"]["gpus"][1]["busy_share"] == 0.97
+    assert document["levels"][1]["use"] is None
+
+
+def test_a_void_trial_says_why_and_is_on_no_front() -> None:
+    trial = measured(1, 9000.0, 0.2, {"max-num-seqs": 96}, caveats=())
+    assert trial.result is not None
+    void = Caveat(code="client_busy", text="the load client took 99% of a core", remedy="cores", void=True)
+    levels = tuple(replace(one, caveats=(void,)) for one in trial.result.measurements)
+    spoilt = replace(trial, result=replace(trial.result, measurements=levels))
+    assert ending(spoilt) == "measured, void: client_busy"
+    view = study(trials=(study().trials[0], spoilt), front=(0,), pick=None)
+    document = trial_document(view, spoilt)
+    assert (document["outcome"], document["reason"]) == ("measured", "client_busy")
+    assert document["caveats"][0]["void"] is True
+    assert front_of((study().trials[0], trial)) != front_of((study().trials[0], spoilt)) == (0,)

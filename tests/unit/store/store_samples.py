@@ -7,12 +7,15 @@ from autotune.records import (
     Caveat,
     ClockKind,
     Config,
+    CpuUse,
     EngineKind,
     Estimate,
     Failure,
     FailureClass,
+    GpuUse,
     Latency,
     LevelRole,
+    LevelUse,
     LoadLevel,
     Measurement,
     Origin,
@@ -90,8 +93,13 @@ def measurement(role: LevelRole, tok_s: float, ttft_p95_s: float) -> Measurement
         tpot_s=latency(0.02),
         itl_s=None,
         e2e_s=latency(3.0),
-        server=ServerDelta(preemptions=0, prefix_queries=10, prefix_hits=4),
+        server=ServerDelta(preemptions=0, prefix_queries=10, prefix_hits=4, decode_time_mean_s=1.5, running_mean=60.5),
         caveats=(Caveat(code="no_usage", text="t", remedy="r"),),
+        use=LevelUse(
+            gpus=(GpuUse(index=2, samples=100, busy_share=0.97, nvlink_tx_bytes_per_s=1e9),),
+            cpu=CpuUse(client_share=0.2, loop_lag_p99_s=0.001),
+            jit_compiles=0,
+        ),
     )
 
 

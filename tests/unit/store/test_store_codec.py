@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import autotune.records as records
 from autotune.engine.base import ServerIdentity
-from autotune.records import Config, Estimate, Failure, FailureClass, Gpu, Trial, TrialResult
+from autotune.records import Config, Estimate, Failure, FailureClass, Gpu, Origin, Trial, TrialResult
 from autotune.store.codec import UndecodableRecord, decode, encode
 from autotune.store.study_record import PhaseChange, StudySpec
 
@@ -148,3 +148,20 @@ def test_energy_makes_the_round_trip_and_older_measurements_have_none():
     assert decode(records.Measurement, stored) == measured
     del stored["energy_j"]  # as the version before wrote it
     assert decode(records.Measurement, stored) == dataclasses.replace(measured, energy_j=None)
+
+
+def test_measurements_of_before_levels_were_watched_still_read_and_keep_their_objectives() -> None:
+    new = samples.measured()
+    stored = encode(new)
+    assert isinstance(stored, dict)
+    for level in stored["measurements"]:  # type: ignore[union-attr]
+        del level["use"]  # type: ignore[union-attr, arg-type, call-overload]
+        for name in ("prefill_time_mean_s", "decode_time_mean_s", "kv_usage_mean", "running_mean", "waiting_mean"):
+            del level["server"][name]  # type: ignore[index, call-overload, union-attr, arg-type]
+        # What was late in an older study was late by an older rule; its figures stay what they were.
+        level["caveats"] = [{"code": "client_late", "text": "t", "remedy": "r"}]  # type: ignore[index, call-overload]
+    old = decode(TrialResult, json.loads(json.dumps(stored)))
+    assert [level.use for level in old.measurements] == [None, None]
+    trial = Trial(number=0, config=Config.of({}), origin=Origin.BASELINE, gpus=1, attempts=1, result=old)
+    assert trial.void is None
+    assert trial.objectives is not None

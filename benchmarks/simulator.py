@@ -94,7 +94,7 @@ def _line(node: Node, shape: ModelShape, values: Mapping[str, Any]) -> str:
     if problem is not None:
         return f"refused: {problem.failure}"
     memory = estimate(shape, node.gpus[0], settings)
-    problem = memory_problem(node, settings, memory)
+    problem = memory_problem(node, shape, settings, memory)
     if problem is not None:
         return f"refused: {problem.failure} ({memory.available_kv_bytes:,} B for KV)"
     begun = time.perf_counter()

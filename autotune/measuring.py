@@ -16,7 +16,8 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune.engine.found_server import FoundServer, base_of, find_server, key_of, key_refused
-from autotune.engine.metrics_text import Metrics, delta, restarted
+from autotune.engine.metrics_text import delta, restarted
+from autotune.engine.sampling import LevelSampler, read_cpu
 from autotune.errors import InvalidOption, ServerUnusable, StorageError
 from autotune.load.address import is_this_machine
 from autotune.load.arrivals import open_level
@@ -34,6 +35,7 @@ from autotune.records import (
     Caveat,
     ClockKind,
     LevelRole,
+    LevelUse,
     LoadLevel,
     Measurement,
     PlannedRequest,
@@ -44,7 +46,6 @@ from autotune.records import (
 from autotune.report.bench_serve_json import bench_serve_document, bench_serve_path, write_bench_serve
 from autotune.report.measured import MeasuredServer
 
-SAMPLE_S = 1.0
 WARMUP_S = 120.0
 MIN_REQUESTS = 20
 MOST_REQUESTS = 100_000
@@ -236,16 +237,17 @@ class _Session:
         requests = self._requests(level)
         ended: list[RequestRecord] = []
         started: list[float] = []
-        during: list[Metrics] = []
+        # What the server runs on is not known here: its processes and GPUs may be anybody's.
+        sampler = LevelSampler(metrics=self._server.door.metrics, cpu=lambda: read_cpu(None, 0), probe=None, indices=())
 
         async def start() -> None:
+            await sampler.begin()
             started.append(time.monotonic())
 
         options = replace(
             self._options, deadline_s=self._order.level_deadline_s, on_record=ended.append, before_start=start
         )
         before = await self._server.metrics()
-        sampling = asyncio.create_task(self._sample(during))
         try:
             records, duration_s = await drive(self._base, level, requests, options=options)
         except asyncio.CancelledError:
@@ -253,8 +255,8 @@ class _Session:
                 self._note(level, ended, time.monotonic() - started[0], None, _stopped(level, len(ended)))
             raise
         finally:
-            sampling.cancel()
-            await asyncio.wait({sampling})
+            await sampler.close()
+        use = await sampler.end()
         after = await self._server.metrics()
         if before is not None and after is not None and restarted(before, after):
             raise ServerUnusable(
@@ -266,8 +268,9 @@ class _Session:
             level,
             records,
             duration_s,
-            delta(before, after, during),
+            delta(before, after, sampler.gauges),
             plan_caveats(self._order.workload, level),
+            use,
         )
         self._note_speed(measured)
         return measured
@@ -279,6 +282,7 @@ class _Session:
         duration_s: float,
         server: ServerDelta | None,
         doubts: tuple[Caveat, ...],
+        use: LevelUse | None = None,
     ) -> Measurement:
         """Figures of a level, kept; its raw records go to disk where that is wanted."""
         measured = summarise(
@@ -289,12 +293,14 @@ class _Session:
             self._order.slo.limit_s if self._order.slo else None,
             server,
             shared_tokens_per_request=self._order.workload.shared_tokens_per_request,
+            use=use,
         )
         measured = replace(measured, caveats=doubts + measured.caveats)
         self._measuring.measurements.append(measured)
         if self._order.out is not None:
-            write_records(level_path(self._order.out, level), level, ClockKind.WALL, records, duration_s, server)
-            self._export(level_path(self._order.out, level), level, records, duration_s)
+            path = level_path(self._order.out, level)
+            write_records(path, level, ClockKind.WALL, records, duration_s, server, use=use)
+            self._export(path, level, records, duration_s)
         return measured
 
     def _export(self, path: Path, level: LoadLevel, records: Sequence[RequestRecord], duration_s: float) -> None:
@@ -312,13 +318,6 @@ class _Session:
             ),
         )
         write_bench_serve(bench_serve_path(path.parent, path), document)
-
-    async def _sample(self, during: list[Metrics]) -> None:
-        while True:
-            await asyncio.sleep(SAMPLE_S)
-            metrics = await self._server.metrics()
-            if metrics is not None:
-                during.append(metrics)
 
     def _requests(self, level: LoadLevel) -> tuple[PlannedRequest, ...]:
         return plan_requests(self._order.workload, level, trial_salt=0)

@@ -12,6 +12,7 @@ from autotune.records import Caveat, Estimate, Measurement, ServerFacts, Slo
 from autotune.report.detail import levels_table, offered, server_table
 from autotune.report.grid import add, column, grid, pairs, titled
 from autotune.report.json_view import SCHEMA, caveat_document, facts_document, level_document
+from autotune.report.use_table import use_table
 from autotune.report.wording import SIMULATED, brief_latency, brief_rate, number, printable, seconds
 
 
@@ -59,6 +60,9 @@ def measured_report(server: MeasuredServer) -> Group:
         parts += [_loads(server, mark), levels_table(server.measurements, mark)]
         if any(measured.server is not None for measured in server.measurements):
             parts.append(server_table(server.measurements, mark))
+        used = use_table(server.measurements, mark)
+        if used is not None:
+            parts.append(used)
     doubts = _doubts(server)
     if doubts is not None:
         parts.append(doubts)

@@ -1,8 +1,9 @@
-"""`autotune workload show` and `make`: look at a workload before it is sent, and make one from traffic."""
+"""`autotune workload`: look at a workload before it is sent, make one from traffic, or send it with another client."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("show")(show)
     group.command("make")(make)
+    group.command("command")(command)
     app.add_typer(group, name="workload")
 
 
@@ -91,6 +93,59 @@ def make(
     _write(out, text, force)
     typer.echo(f"wrote {out}")
     typer.echo(text, nl=False)
+
+
+class CommandFor(StrEnum):
+    """Clients that a command can be for; load.bench_commands.BenchTool, which must not be imported for `--help`."""
+
+    VLLM_BENCH = "vllm-bench"
+    GUIDELLM = "guidellm"
+
+
+def command(
+    workload: Annotated[str, typer.Argument(help=_NAME)],
+    tool: Annotated[CommandFor, typer.Option("--for", help="The client that the command is for.")],
+    url: Annotated[str, typer.Option(help="Address of the server, before /v1: http://127.0.0.1:8000.")],
+    concurrency: Annotated[int | None, typer.Option(help="A closed loop of so many requests in flight.")] = None,
+    rate: Annotated[float | None, typer.Option(help="An open loop at so many requests per second.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(help="How many; default as many as a study's level has.", min=1, max=1_000_000)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to ask for; default the first that the server lists.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the command line of another client that comes closest to a workload, and say what it leaves out."""
+    import shlex
+    from dataclasses import replace
+
+    from autotune.engine.found_server import base_of
+    from autotune.errors import InvalidOption
+    from autotune.load.bench_commands import BenchTool, bench_command
+    from autotune.load.workload_summary import shown_level, sum_up
+    from autotune.load.workloads import load_workload
+
+    _check_level(concurrency, rate)
+    if model is not None and not (model and model.isprintable()):
+        raise InvalidOption("--model", ascii(model), "a model's name, of printable text")
+    base = base_of(url)
+    found = load_workload(workload)
+    summary = sum_up(found, shown_level(found, concurrency=concurrency, rate_rps=rate))
+    if requests is not None:
+        summary = replace(summary, level=replace(summary.level, requests=requests))
+    made = bench_command(BenchTool(tool), found, summary, url=base, model=model)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"schema": SCHEMA, "for": str(tool), "argv": list(made.argv), "not_expressed": list(made.missing)},
+                indent=2,
+            )
+        )
+        return
+    typer.echo(shlex.join(made.argv))
+    for each in made.missing:
+        typer.echo(f"not expressed: {each}", err=True)
 
 
 def _from_file(source: Path) -> Fitted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,31 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             *("make", "--out", str(tmp_path / "no" / "x.yaml")),
             *("--prompt-mean", "8", "--prompt-p95", "9", "--output-mean", "9"),
         )
+
+
+def test_the_command_of_another_client() -> None:
+    words = ("command", "summarize", "--for", "vllm-bench", "--url", "http://127.0.0.1:8000/v1", "--rate", "2")
+    found = json.loads(run(*words, "--requests", "1000000", "--json"))
+    assert (found["schema"], found["for"], found["argv"][:3]) == (1, "vllm-bench", ["vllm", "bench", "serve"])
+    assert "1000000" in found["argv"]
+    assert len(found["not_expressed"]) == 2
+    text = run(*words, "--model", "org/it's")
+    assert shlex.split(text.splitlines()[0])[:3] == ["vllm", "bench", "serve"]
+    assert "org/it's" in shlex.split(text.splitlines()[0])
+    assert "not expressed: the distribution of prompt lengths" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--url", "ftp://x"),
+        ("--url", "http://u:p@h"),
+        ("--url", "http://h", "--model", "a\nb"),
+        ("--url", "http://h", "--model", ""),
+        ("--url", "http://h", "--rate", "nan"),
+        ("--url", "http://h", "--rate", "2", "--concurrency", "3"),
+    ],
+)
+def test_commands_that_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidOption):
+        run("command", "chat", "--for", "guidellm", *arguments)

@@ -5,8 +5,8 @@
  * leaves late delays none of the others. How late chunks left is counted and told by GET /counts: what a client adds to
  * that is its own.
  *
- * One thread, one epoll. Within 1.5 ms of the next due time it does not sleep, as waking up costs more than is measured.
- * For loopback only. It ends when its standard input does.
+ * One thread, one epoll, one timer descriptor. Right before the next due time it does not sleep, as waking up takes
+ * longer than what is measured. For loopback only. It ends when its standard input does.
  *
  *   cc -O2 -o truth_server truth_server.c && ./truth_server [TTFT_MS [ITL_MS]]      first line of output: the port
  */
@@ -24,6 +24,7 @@
 #include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,6 +35,7 @@ enum {
     LATE_BINS = 10000,   /* the last one is everything from 100 ms */
     BETWEEN_POLLS = 8,   /* chunks sent before sockets are looked at again: a request must not lie unread */
     FRAME_BYTES = 768,
+    AWAKE_NS = 80000,    /* before a due time: about what waking up takes */
 };
 
 static const char *const WORDS[] = {" the", " of", " and", " to", " in", " it", " was", " that", " for", " with", "\\n", "."};
@@ -71,7 +73,7 @@ typedef struct {
 static Connection connections[MOST_CONNECTIONS];
 static Ring first_chunks, next_chunks;
 static int64_t ttft_ns = 50 * 1000000LL, itl_ns = 10 * 1000000LL;
-static int poller, listener;
+static int poller, listener, timer;
 static uint64_t requests_seen, chunks_sent, streams_open, lateness[LATE_BINS];
 static unsigned random_state = 2463534242u;
 
@@ -357,14 +359,18 @@ static int send_due(Ring *ring) {
     return sent;
 }
 
-static int wait_ms(void) {
+/* How epoll_wait is to wait: not at all (0) shortly before something is due, else for an event (-1) or the timer's. */
+static int set_timer(void) {
     int64_t due = INT64_MAX;
     if (first_chunks.count) due = first_chunks.slots[first_chunks.first].due_ns;
     if (next_chunks.count && next_chunks.slots[next_chunks.first].due_ns < due)
         due = next_chunks.slots[next_chunks.first].due_ns;
     if (due == INT64_MAX) return -1;
-    int64_t left_us = (due - now_ns()) / 1000;
-    return left_us > 1500 ? (int)(left_us / 1000 - 1) : 0;
+    int64_t ring = due - AWAKE_NS;
+    if (ring <= now_ns()) return 0;
+    struct itimerspec at = {.it_value = {ring / 1000000000LL, ring % 1000000000LL}};
+    if (timerfd_settime(timer, TFD_TIMER_ABSTIME, &at, NULL)) die("timerfd_settime");
+    return -1;
 }
 
 static int listen_on_loopback(void) {
@@ -377,7 +383,7 @@ static int listen_on_loopback(void) {
 }
 
 int main(int count, char **arguments) {
-    enum { LISTENER = MOST_CONNECTIONS, INPUT };
+    enum { LISTENER = MOST_CONNECTIONS, INPUT, TIMER };
     if (count > 1) ttft_ns = (int64_t)(atof(arguments[1]) * 1e6);
     if (count > 2) itl_ns = (int64_t)(atof(arguments[2]) * 1e6);
     signal(SIGPIPE, SIG_IGN);
@@ -387,16 +393,24 @@ int main(int count, char **arguments) {
     if (poller < 0 || epoll_ctl(poller, EPOLL_CTL_ADD, listener, &wish)) die("epoll");
     wish.data.u32 = INPUT;
     if (epoll_ctl(poller, EPOLL_CTL_ADD, STDIN_FILENO, &wish)) die("standard input must be a pipe");
+    timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK);
+    wish.data.u32 = TIMER;
+    if (timer < 0 || epoll_ctl(poller, EPOLL_CTL_ADD, timer, &wish)) die("timerfd");
     printf("%d\n", port);
     fflush(stdout);
     for (;;) {
         struct epoll_event events[256];
-        int ready = epoll_wait(poller, events, 256, wait_ms());
+        int ready = epoll_wait(poller, events, 256, set_timer());
         if (ready < 0 && errno != EINTR) die("epoll_wait");
         for (int i = 0; i < ready; i++) {
             if (events[i].data.u32 == INPUT) {
                 char byte;
                 if (read(STDIN_FILENO, &byte, 1) <= 0) return 0;
+                continue;
+            }
+            if (events[i].data.u32 == TIMER) { /* off until it is set again */
+                uint64_t rung;
+                if (read(timer, &rung, sizeof rung) < 0 && errno != EAGAIN) die("timerfd");
                 continue;
             }
             if (events[i].data.u32 == LISTENER) {

@@ -9,12 +9,13 @@ text that he has not got.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import InvalidOption, StorageError
@@ -25,6 +26,7 @@ from autotune.load.exchange import Timeouts, Transport, TransportKind
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
+from autotune.load.timer import Sleeper
 from autotune.load.transports import open_transport
 from autotune.load.workloads import Api
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
@@ -124,7 +126,8 @@ async def drive(
                 await options.before_start()
             await transport.prepare(min(in_flight if closed else _READY_CONNECTIONS, in_flight, len(requests)))
             # The clock's zero is set only now that everything is prepared.
-            await run.run(transport, level, in_flight)
+            with _young_garbage_only():
+                await run.run(transport, level, in_flight)
     records = tuple(sorted(run.records, key=lambda record: record.index))
     if not records:
         return (), 0.0
@@ -189,6 +192,7 @@ class _Level:
         self._freed = asyncio.Event()
         self._ends = {request.after: asyncio.Event() for request in requests if request.after is not None}
         self._ended_s: dict[int, float] = {}
+        self._sleeper = Sleeper(self.now)
         self.records: list[RequestRecord] = []
 
     def now(self) -> float:
@@ -206,16 +210,17 @@ class _Level:
         abort = self._options.abort
         aborting = asyncio.create_task(abort.wait()) if abort is not None else None
         waited = {sending, aborting} if aborting is not None else {sending}
-        try:
-            await asyncio.wait(waited, timeout=self._options.deadline_s, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                aborted = aborting is not None and aborting.done()
-                self._ending = RequestError.ABORTED if aborted else RequestError.DEADLINE
-        finally:
-            # Also when the caller cancels: no request outlives the level.
-            for task in waited:
-                task.cancel()
-            await asyncio.wait(waited)
+        with self._sleeper:
+            try:
+                await asyncio.wait(waited, timeout=self._options.deadline_s, return_when=asyncio.FIRST_COMPLETED)
+                if not sending.done():
+                    aborted = aborting is not None and aborting.done()
+                    self._ending = RequestError.ABORTED if aborted else RequestError.DEADLINE
+            finally:
+                # Also when the caller cancels: no request outlives the level.
+                for task in waited:
+                    task.cancel()
+                await asyncio.wait(waited)
         if not sending.cancelled():
             _raise_first(sending)
 
@@ -227,7 +232,7 @@ class _Level:
                 group.create_task(self._slot(transport, offset))
 
     async def _slot(self, transport: Transport, offset_s: float) -> None:
-        await self._sleep_until(offset_s)
+        await self._sleeper.until(offset_s)
         free_s = offset_s
         while self._order.left:
             taken = self._order.take()
@@ -244,7 +249,7 @@ class _Level:
         try:
             async with asyncio.TaskGroup() as group:
                 for place, request in enumerate(self._requests):
-                    await self._sleep_until(_due(request))
+                    await self._sleeper.until(_due(request))
                     if self._able_s(request) is None:
                         group.create_task(self._later(transport, place, free))
                     else:
@@ -320,11 +325,6 @@ class _Level:
         if self._options.on_record is not None:
             self._options.on_record(record)
 
-    async def _sleep_until(self, at_s: float) -> None:
-        # asyncio.sleep may return a little early by its own clock; a request must never be sent before it is due.
-        while (left_s := at_s - self.now()) > 0:  # noqa: ASYNC110 - waits for a time, not for a state
-            await asyncio.sleep(left_s)
-
 
 def _due(request: PlannedRequest) -> float:
     if request.scheduled_s is None:
@@ -341,6 +341,16 @@ async def _fill(bodies: BodyStore, requests: Sequence[PlannedRequest], options: 
 
     for start in range(0, len(requests), _BATCH):
         await asyncio.to_thread(make, requests[start : start + _BATCH])
+
+
+@contextmanager
+def _young_garbage_only() -> Iterator[None]:
+    """Leave what was there before out of garbage collection: looking through all of it takes tens of milliseconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _raise_first(sending: asyncio.Task[None]) -> None:

@@ -131,6 +131,31 @@ class RawTransport:
 class _Connection(asyncio.Protocol):
     """One connection; carries one request at a time. The parser's callbacks are its `on_...` methods."""
 
+    __slots__ = (
+        "_answer",
+        "_at_s",
+        "_content_type",
+        "_draining",
+        "_end_s",
+        "_feed",
+        "_head_ended",
+        "_loop",
+        "_members",
+        "_now",
+        "_parse",
+        "_parser",
+        "_raw",
+        "_reading",
+        "_sized",
+        "_stall_s",
+        "_status",
+        "_timer",
+        "_transport",
+        "idle_since_s",
+        "lost",
+        "used",
+    )
+
     def __init__(
         self, loop: asyncio.AbstractEventLoop, stall_s: float, now: Callable[[], float], members: set[_Connection]
     ) -> None:

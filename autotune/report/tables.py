@@ -106,7 +106,9 @@ def trials_table(view: StudyView) -> RenderableType:
 def counts_line(view: StudyView) -> Text:
     """How many trials ended how; outcomes that did not occur are left out."""
     parts = [f"{view.count(outcome)} {outcome}" for outcome in Outcome if view.count(outcome)]
-    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}\n")
+    void = sum(trial.void is not None for trial in view.trials)
+    told = f" ({void} of them void: the load client was the limit)" if void else ""
+    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}{told}\n")
 
 
 def pick_lines(view: StudyView) -> list[RenderableType]:
@@ -127,6 +129,8 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
 
 def _why_no_pick(view: StudyView) -> str:
     """What is missing, and what comes nearest to the limit."""
+    if not view.front_trials and any(trial.void for trial in view.trials):
+        return "in every trial that was measured the load client was the limit, so no figure is the server's."
     if not view.front_trials:
         return "no trial was measured."
     if view.slo is None:
@@ -151,8 +155,9 @@ def limit_lines(view: StudyView) -> list[RenderableType]:
 
 
 def doubt_lines(view: StudyView) -> list[RenderableType]:
-    """Doubts about what the front and the baseline show, once for each kind, with the trials they concern."""
+    """Doubts about what the front, the baseline and void trials show, once a kind, with the trials they concern."""
     shown = {trial.number: trial for trial in view.front_trials}
+    shown |= {trial.number: trial for trial in view.trials if trial.void is not None}
     base = view.baseline_trial
     if base is not None:
         shown.setdefault(base.number, base)

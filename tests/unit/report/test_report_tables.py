@@ -300,6 +300,11 @@ def test_a_void_trial_says_why_and_is_on_no_front() -> None:
     spoilt = replace(trial, result=replace(trial.result, measurements=levels))
     assert ending(spoilt) == "measured, void: client_busy"
     view = study(trials=(study().trials[0], spoilt), front=(0,), pick=None)
+    text = as_text(study_report(view))
+    assert "2 trials: 2 measured (1 of them void: the load client was the limit)" in text
+    assert "Doubt client_busy (trial 1)" in text
+    alone = as_text(study_report(study(trials=(spoilt,), front=(), pick=None)))
+    assert "No pick: in every trial that was measured the load client was the limit" in alone
     document = trial_document(view, spoilt)
     assert (document["outcome"], document["reason"]) == ("measured", "client_busy")
     assert document["caveats"][0]["void"] is True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.records import (
     Arrivals,
+    Caveat,
     ClockKind,
     Config,
     Estimate,
@@ -73,6 +76,15 @@ def measured(number: int, tok_s: Figure, ttft_s: Figure, config: Config | None =
     )
     result = TrialResult(outcome=Outcome.MEASURED, clock=ClockKind.VIRTUAL, simulated=True, measurements=levels)
     return trial(number, result, config, gpus)
+
+
+def void(number: int, tok_s: Figure, ttft_s: Figure, config: Config | None = None) -> Trial:
+    """Measured, but the load client was the limit in one of the two levels."""
+    good = measured(number, tok_s, ttft_s, config)
+    assert good.result is not None
+    throughput, ttft = good.result.measurements
+    late = Caveat(code="client_late", text="t", remedy="r", void=True)
+    return replace(good, result=replace(good.result, measurements=(throughput, replace(ttft, caveats=(late,)))))
 
 
 def failed(number: int, outcome: Outcome, config: Config | None = None) -> Trial:

@@ -79,11 +79,18 @@ def test_objectives_are_per_gpu_and_from_the_right_levels():
         samples.measured(0, 10.0, 0.0),
         samples.measured(0, math.inf, 0.1),
         samples.measured(0, 10.0, math.nan),
+        samples.void(0, 10.0, 0.1),
     ],
 )
 def test_no_objectives_is_none(trial):
     assert trial.objectives is None
     assert points([trial]) == ()
+
+
+def test_a_launch_that_the_client_limited_does_not_count_among_others():
+    trials = [samples.measured(0, 100.0, 0.2, SAME), samples.void(1, 5000.0, 9.0, SAME)]
+    (point,) = points(trials)
+    assert (point.numbers, point.values) == ((0,), (100.0, 0.2))
 
 
 def test_repeats_of_a_config_are_one_point():

@@ -154,6 +154,16 @@ def test_infeasible_choices_are_learnt(name, most):
     assert infeasible < most
 
 
+@pytest.mark.parametrize("name", USABLE)
+def test_what_the_client_limited_teaches_as_little_as_a_fault(name):
+    good = [measure(number, config) for number, config in enumerate(list(LEARNABLE)[:24:2])]
+    spoilt = list(LEARNABLE)[1:24:2]
+    void = [samples.void(50 + i, 1e6, 1e-3, config) for i, config in enumerate(spoilt)]
+    faulted = [samples.failed(50 + i, Outcome.FAULTED, config) for i, config in enumerate(spoilt)]
+    proposed = [Proposer(LEARNABLE, name, 3).propose([*good, *rest], budget=60) for rest in (void, faulted)]
+    assert proposed[0] == proposed[1] is not None
+
+
 def test_faults_are_not_held_against_a_config():
     faulted = sum(bad_share("tpe", Outcome.FAULTED, seed) for seed in range(3)) / 3
     assert faulted > 0.60

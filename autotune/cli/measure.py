@@ -107,6 +107,7 @@ def _run(order: MeasureOrder, begun: list[Measuring]) -> None:
         Interrupted: Ctrl-C or TERM.
     """
     from autotune.errors import Interrupted
+    from autotune.load.loops import new_loop
     from autotune.measuring import measure as drive_levels
 
     async def run() -> None:
@@ -117,7 +118,8 @@ def _run(order: MeasureOrder, begun: list[Measuring]) -> None:
         await drive_levels(order, environ=os.environ, tell=lambda line: typer.echo(line, err=True), begun=begun.append)
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(run())
     except asyncio.CancelledError:
         raise Interrupted(
             "the measurement was stopped; what had ended by then is shown"

@@ -2,7 +2,7 @@
 
 Codes: client_late, arrivals_off, client_busy, loop_lag, in_flight_cap, concurrency_missed, too_few_samples, no_usage,
 output_drift, prefix_hits, errors, saturated, aborted, no_steady_window, tokens_per_chunk, bunched_chunks,
-unseen_tokens, preemptions, jit_compiling, clocks_slowed.
+unseen_tokens, preemptions, pauses, jit_compiling, clocks_slowed.
 
 A caveat is `void` where the client, not the server, was measured: such a level is never an objective.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from autotune.load import stats
 from autotune.load.arrival_check import arrivals_off
 from autotune.load.reading import RequestError
-from autotune.load.window import Window, mean_in_flight, peak_in_flight
-from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, Measurement, RequestRecord
+from autotune.load.window import Window, mean_in_flight, pauses, peak_in_flight
+from autotune.records import Arrivals, Caveat, ClockKind, LevelRole, LoadLevel, Measurement, RequestRecord
 from autotune.units import format_seconds
 
 MAX_ERROR_SHARE = 0.01
@@ -46,6 +46,9 @@ MIN_REACHED = 0.95
 
 VOID_REACHED = 0.9
 """Rate of sending over the rate at which requests were due."""
+
+MAX_PAUSED_SHARE = 0.02
+"""Of a closed loop's window: its throughput reads lower by that."""
 
 MAX_SLOWED_SHARE = 0.1
 """Of the samples of a GPU's clocks: one or two are an instant's heat."""
@@ -83,7 +86,7 @@ class Evidence:
 
 def caveats_of(evidence: Evidence) -> tuple[Caveat, ...]:
     """Every doubt about a level, the client's own faults first."""
-    checks = (_client, _arrivals, _load_reached, _requests, _window, _tokens, _server, _surroundings)
+    checks = (_client, _arrivals, _load_reached, _requests, _window, _tokens, _server, _pauses, _surroundings)
     return tuple(caveat for check in checks for caveat in check(evidence))
 
 
@@ -271,6 +274,14 @@ def _tokens(e: Evidence) -> Iterator[Caveat]:
             text=f"{unseen} responses had tokens by usage and no text; they have no TTFT",
             remedy="Expected of random weights; otherwise look at the model's output.",
         )
+    beyond = sum(1 for r in good if r.output_tokens is not None and r.counted_tokens > r.output_tokens)
+    if beyond:
+        yield Caveat(
+            code="chunks_beyond_usage",
+            text=f"{beyond} of {len(good)} responses had more chunks with text than tokens by usage: some of these "
+            "were no tokens, and the first may be one of them",
+            remedy="Look at what the server streams before its first token; TTFT may be too low.",
+        )
     gaps = sum(max(0, len(r.token_times_s) - 1) for r in good)
     bunched = sum(a == b for r in good for a, b in pairwise(r.token_times_s))
     if bunched > MAX_BUNCHED_SHARE * gaps:
@@ -310,6 +321,21 @@ def _server(e: Evidence) -> Iterator[Caveat]:
             code="preemptions",
             text=f"{server.preemptions} preemptions in {e.measurement.completed} requests: KV memory is short",
             remedy="Lower max-num-seqs or max-model-len, or give the KV cache more memory.",
+        )
+
+
+def _pauses(e: Evidence) -> Iterator[Caveat]:
+    m = e.measurement
+    # A simulated server pauses only where its model says so.
+    if not e.window.steady or e.level.arrivals is not Arrivals.CLOSED or m.clock is ClockKind.VIRTUAL:
+        return
+    found = pauses(e.good, e.window, m.ttft_from_send_s.p50.value if m.ttft_from_send_s else 0.0)
+    if sum(found) > MAX_PAUSED_SHARE * m.steady_s:
+        yield Caveat(
+            code="pauses",
+            text=f"for {format_seconds(sum(found))} of {format_seconds(m.steady_s)}, in {len(found)} pauses of up to "
+            f"{format_seconds(max(found))}, no request got anything",
+            remedy="Measure again: a kernel was compiled (vLLM tells of each only once), or the machine hung.",
         )
 
 

@@ -20,10 +20,10 @@ from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta,
 from autotune.errors import InvalidOption
 from autotune.load.client import DriveOptions, Timeouts, TransportKind, drive
 from autotune.load.loops import new_loop
-from autotune.load.measure import tpot_s
+from autotune.load.measure import summarise, tpot_s
 from autotune.load.wire import is_plain, request_head
 from autotune.load.workloads import Api
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord
+from autotune.records import Arrivals, ClockKind, LevelRole, LoadLevel, PlannedRequest, RequestRecord
 
 P = 0.04
 """A pause of the scripts, seconds."""
@@ -258,6 +258,18 @@ def test_the_tables_pace() -> None:
     tpot = tpot_s(record)
     assert tpot is not None
     assert 2 * P / 8 - 0.001 <= tpot < 2 * P / 8 + SLACK_S / 8
+
+
+def test_chunks_that_usage_does_not_know_are_doubted() -> None:
+    """Three chunks with text, two tokens: one of them was none, and it may be the first."""
+
+    async def work() -> Records:
+        async with serving(lambda _n, _b: Script(steps=(A, A, B, usage(5, 2), DONE))) as (url, _seen):
+            return await drive_some(url, options(TransportKind.RAW))
+
+    records = run(new_loop, work())
+    level = LoadLevel(name="l", role=LevelRole.EXTRA, arrivals=Arrivals.CLOSED, requests=1, seed=0, concurrency=1)
+    assert "chunks_beyond_usage" in {caveat.code for caveat in summarise(level, records, 1.0, ClockKind.WALL).caveats}
 
 
 # Below: HTTP itself. The server writes bytes literally.

@@ -22,9 +22,11 @@ SMALL_CONTEXT_BYTES = round(0.25 * GIB)
 
 LARGE_GPU_BYTES = 70 * GIB
 
-GRAPH_BYTES_PER_LAYER = round(0.98 * GIB / 51 / 32)
+RECORDED_LAYERS = 32
+GRAPH_BYTES_PER_LAYER = round(0.98 * GIB / 51 / RECORDED_LAYERS)
 """One layer's part of one CUDA graph (recorded, `Graph capturing finished`: 0.98 GiB for 51 sizes of a 32-layer model);
-on top of the requested share unless the memory model counts graphs in it.
+on top of the requested share unless the memory model counts graphs in it. Deeper models count as that one: a start must
+not be refused by an extrapolation.
 
 That a share too near 1 therefore runs out of memory at warm-up is our inference; no such start was recorded."""
 
@@ -88,7 +90,7 @@ def context_bytes(gpu: Gpu) -> int:
 def _graphs_on_top(shape: ModelShape, settings: ResolvedSettings, estimate: MemoryEstimate) -> int:
     if estimate.graph_bytes:
         return 0  # taken off the KV cache already
-    layers = -(-shape.layers // settings.pipeline_parallel)
+    layers = min(RECORDED_LAYERS, -(-shape.layers // settings.pipeline_parallel))
     return GRAPH_BYTES_PER_LAYER * layers * len(captured_sizes(settings))
 
 

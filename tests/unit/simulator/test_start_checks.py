@@ -66,6 +66,8 @@ def test_refusals_name_the_cause(
         # Graphs of a small model are small: 24 of 32 layers of 0.98 GiB beside 0.25 GiB of context in 8 % of 14.6 GiB.
         ("Qwen/Qwen2.5-0.5B-Instruct", "1xT4-16GB", 0.92, True),
         ("Qwen/Qwen2.5-0.5B-Instruct", "1xT4-16GB", 0.96, False),
+        # 80 layers count as the 32 that were recorded.
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "1xL40S-48GB-PCIe", 0.92, True),
         ("meta-llama/Llama-3.1-8B-Instruct", "1xH200-141GB", 0.92, True),
         ("meta-llama/Llama-3.1-8B-Instruct", "1xH200-141GB", 0.995, False),
     ],

@@ -17,21 +17,20 @@ from autotune.engine.base import (
     ServerDied,
     ServerIdentity,
 )
-from autotune.load.measure import is_valid, summarise, token_pace_s
+from autotune.load.measure import is_valid, summarise
 from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_per_slot, ramp_point
 from autotune.load.ramp import load_plan as plan_load
 from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
+from autotune.load.warming import MOST_WARMUP_S, Warming
 from autotune.load.workloads import Workload
 from autotune.records import (
     INFEASIBLE_CLASSES,
-    Arrivals,
     Caveat,
     ClockKind,
     Failure,
     FailureClass,
-    LevelRole,
     LoadLevel,
     LoadPlan,
     Measurement,
@@ -48,12 +47,8 @@ warm-up in tens from where it begins."""
 _AGAIN = 1_000_000
 """Added to a trial's salt for a level that is driven again: the same load, in words that are new to the server."""
 
-MOST_PASSES = 6
-MOST_WARMUP_S = 180.0
-"""Of warm-up on one concurrency; a server that is still not quiet then is measured, with a caveat."""
-
-STILL_FALLING = 0.05
-"""Share by which the median latency of a pass must stay below the pass before, to be called still falling."""
+_WAITED = frozenset({"jit_compiling", "pauses"})
+"""Caveats that say so of a level, by the log or by what arrived: vLLM's log tells of each kernel only once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,42 +295,19 @@ class _Session:
         order = self._order
         return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
 
-    async def _warm_up(self, concurrency: int, requests: int | None = None, *, purpose: int = _WARMUP) -> None:
-        """At least as many requests as run at once, and on a real server on until it is quiet; all of it thrown away.
-
-        Quiet: in the last pass no kernel was compiled, and its requests were no faster than those of the pass before.
-        What is compiled later, by a batch of a size not met before, is felt by the level that meets it.
-        """
-        most = min(MOST_WARMUP_S, self._order.level_deadline_s)
-        spent_s, before_s, doubt = 0.0, None, ""
-        for number in range(MOST_PASSES):
-            level = LoadLevel(
-                name=f"warmup-{number + 1}" if number else "warmup",
-                role=LevelRole.WARMUP,
-                arrivals=Arrivals.CLOSED,
-                concurrency=concurrency,
-                requests=concurrency if number else max(concurrency, requests or 0),
-                seed=self._seed(purpose + 10 * number),
-            )
-            driven, measurement = await self._run(level)
+    async def _warm_up(self, concurrency: int, requests: int = 0, *, purpose: int = _WARMUP) -> None:
+        """At least as many requests as run at once, on a real server until it is quiet; what they show is thrown away."""
+        longest_s = min(MOST_WARMUP_S, self._order.level_deadline_s)
+        warming = Warming(concurrency=concurrency, first_requests=requests, longest_s=longest_s)
+        while not warming.over:
+            driven, measurement = await self._run(warming.level(self._seed(purpose + 10 * warming.passes)))
             if not is_valid(measurement):
                 raise _level_failure(measurement)
-            pace_s = token_pace_s(driven.records)
-            doubt = _unquiet(driven, pace_s, before_s)
-            spent_s += driven.duration_s
-            alone = before_s is None and spent_s + driven.duration_s <= most  # nothing to be compared with yet
-            if self._clock is ClockKind.VIRTUAL or not (doubt or alone):
+            warming.see(driven.records, driven.duration_s, driven.use.jit_compiles if driven.use else None)
+            if self._clock is ClockKind.VIRTUAL:
                 return
-            if spent_s + driven.duration_s > most:
-                break
-            before_s = pace_s
-        self.caveats.append(
-            Caveat(
-                code="never_quiet",
-                text=f"{concurrency} in flight: {doubt} in the last of {number + 1} warm-up passes ({spent_s:.0f} s)",
-                remedy="Repeat the trial: its kernels are in the compile cache then, unless that is not kept.",
-            )
-        )
+        if warming.caveat is not None:
+            self.caveats.append(warming.caveat)
 
     async def _find_load(self) -> LoadPlan:
         order = self._order
@@ -365,8 +337,8 @@ class _Session:
 
     async def _drive(self, level: LoadLevel) -> Measurement:
         driven, measurement = await self._run(level)
-        if is_valid(measurement) and driven.use is not None and driven.use.jit_compiles:
-            # Its requests waited for the compiler. The kernels are there now, and the launch is paid for.
+        if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
+            # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.
             driven, measurement = await self._run(level, salt=_AGAIN)
         path = level_path(self._order.launch.directory, level)
         await asyncio.to_thread(
@@ -407,16 +379,6 @@ class _Session:
     def _seed(self, purpose: int) -> int:
         """Of a level: its own for every purpose of a study; trials differ by their salt."""
         return (self._order.seed * 1_000_003 + purpose) % 2**32
-
-
-def _unquiet(driven: DriveResult, pace_s: float | None, before_s: float | None) -> str:
-    """What shows that a pass was not the last one needed; empty for nothing."""
-    compiled = driven.use.jit_compiles if driven.use else None
-    if compiled:
-        return f"the server compiled {compiled} kernels"
-    if pace_s is not None and before_s is not None and pace_s < (1 - STILL_FALLING) * before_s:
-        return "requests were still getting faster"
-    return ""
 
 
 def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.records import (
@@ -39,6 +39,7 @@ class Script:
         stop_gate: a stop takes until this is set.
         caveats: what the server says against its own figures.
         compiles: kernels compiled during each level, in the order driven; such a level's tokens take twice as long.
+        stalls_s: how long everything stands still in the middle of each level, in the order driven.
         late_s: every request leaves so much after it was due, for want of the client's CPU.
     """
 
@@ -54,6 +55,7 @@ class Script:
     stop_gate: asyncio.Event | None = None
     caveats: tuple[Caveat, ...] = ()
     compiles: tuple[int, ...] = ()
+    stalls_s: tuple[float, ...] = ()
     late_s: float = 0.0
 
 
@@ -115,7 +117,8 @@ class FakeServer:
             raise ServerDied(self.script.death)
         if self.script.blocks_at is level.role:
             await asyncio.Event().wait()
-        compiles = self.script.compiles[self.driven] if self.driven < len(self.script.compiles) else 0
+        compiles = next(iter(self.script.compiles[self.driven :]), 0)
+        stall_s = next(iter(self.script.stalls_s[self.driven :]), 0.0)
         self.driven += 1
         token_s = self.script.token_s * (2 if compiles else 1)
         slots = [0.0] * (level.concurrency or 1)
@@ -128,6 +131,9 @@ class FakeServer:
                 due = slots[slot]
                 slots[slot] = due + self.script.late_s + self.script.ttft_s + token_s * (request.output_tokens - 1)
             records.append(self._record(request, due, token_s, self._error_of(level, request.index)))
+        if stall_s:
+            middle = max(r.scheduled_s for r in records) / 2
+            records = [_later(record, middle, stall_s) for record in records]
         duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
         self.engine.now_s += duration
         use = LevelUse(jit_compiles=compiles) if self.script.compiles else None
@@ -169,3 +175,21 @@ class FakeServer:
         self.engine.stopped += 1
         self.engine.now_s += 0.6
         return 0.6
+
+
+def _later(record: RequestRecord, after_s: float, by_s: float) -> RequestRecord:
+    """The record with everything that happens after a moment happening later."""
+
+    def moved(at_s: float | None) -> float | None:
+        return at_s + by_s if at_s is not None and at_s > after_s else at_s
+
+    return replace(
+        record,
+        scheduled_s=moved(record.scheduled_s) or 0.0,
+        sent_s=moved(record.sent_s),
+        first_byte_s=moved(record.first_byte_s),
+        first_token_s=moved(record.first_token_s),
+        last_token_s=moved(record.last_token_s),
+        done_s=moved(record.done_s),
+        token_times_s=tuple(moved(at_s) or 0.0 for at_s in record.token_times_s),
+    )

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from autotune.load.reading import RequestError
 from autotune.records import Arrivals, LoadLevel, RequestRecord
 
 MIN_COMPLETIONS = 10
 """A window with fewer ends of requests in it is not used."""
+
+MIN_CHUNKS = 200
+MIN_PAUSE_S = 0.5
 
 _INSTANT = 1e-6
 """Stamps closer than this are one instant: what records keep of a time."""
@@ -72,6 +77,23 @@ def mean_in_flight(records: Sequence[RequestRecord], window: Window) -> float:
         if r.sent_s is not None and r.done_s is not None
     ]
     return sum(max(0.0, end - start) for start, end in spans) / (window.end_s - window.start_s)
+
+
+def pauses(records: Sequence[RequestRecord], window: Window, ttft_s: float) -> tuple[float, ...]:
+    """Lengths of the times in a closed loop's window in which no request got anything, though all slots were taken.
+
+    What is ordinary for the server is no pause: twice a usual wait for a first token, ten times what lies between
+    chunks at most (their 99th percentile), and anything below half a second.
+
+    Args:
+        ttft_s: the usual time from send to first token.
+    """
+    times = [at for r in records for at in r.token_times_s if window.start_s <= at <= window.end_s]
+    gaps = np.diff(np.sort(np.asarray([window.start_s, *times, window.end_s], dtype=float)))
+    if len(times) < MIN_CHUNKS:
+        return ()
+    bound = max(MIN_PAUSE_S, 2 * ttft_s, 10 * float(np.percentile(gaps, 99)))
+    return tuple(float(gap) for gap in gaps if gap > bound)
 
 
 def _reached(records: Sequence[RequestRecord], concurrency: int) -> float | None:

@@ -346,6 +346,18 @@ async def test_a_level_in_which_kernels_were_compiled_is_driven_again_once(tmp_p
     assert kept.use == ttft.use
 
 
+async def test_a_level_in_which_everything_paused_is_driven_again_once(tmp_path: Path) -> None:
+    """vLLM's log tells of each kernel only once, so what arrives has to tell of the next shape's."""
+    watcher = Watcher()
+    run = await perform(real(Script(stalls_s=(0.0, 0.0, 2.0))), order(tmp_path), watcher)
+    assert names(watcher) == ["warmup", "warmup-2", "throughput", "throughput", "ttft"]
+    clean = await perform(engine_of(Script()), order(tmp_path))
+    figures = [one.result.measurements[0].output_tok_s for one in (run, clean)]
+    assert figures[0] == figures[1] is not None
+    still = await perform(real(Script(stalls_s=(0.0, 0.0, 2.0, 2.0))), order(tmp_path))
+    assert "pauses" in {caveat.code for caveat in still.result.measurements[0].caveats}
+
+
 async def test_after_the_ramp_the_real_concurrency_is_warmed_up_as_well(tmp_path: Path) -> None:
     watcher = Watcher()
     run = await perform(real(Script()), order(tmp_path, load=None), watcher)

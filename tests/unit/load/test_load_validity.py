@@ -133,3 +133,36 @@ def test_pace_is_per_token_and_of_good_requests() -> None:
     assert token_pace_s([quick]) == pytest.approx(0.1)
     assert token_pace_s([quick, slow, record(2, 0.0, error="reset")]) == pytest.approx((0.1 + 0.5) / 2)
     assert token_pace_s([]) is None
+
+
+def stalled(*stalls: tuple[float, float]) -> list[RequestRecord]:
+    """Two slots, 100 requests each of 0.4 s; everything after the start of a stall comes later by its length."""
+
+    def moved(at: float) -> float:
+        return at + sum(length for start, length in stalls if at > start)
+
+    return [
+        replace(
+            one,
+            scheduled_s=moved(one.scheduled_s),
+            sent_s=moved(one.scheduled_s),
+            first_token_s=moved(one.token_times_s[0]),
+            last_token_s=moved(one.token_times_s[-1]),
+            done_s=moved(one.token_times_s[-1]),
+            token_times_s=tuple(moved(at) for at in one.token_times_s),
+        )
+        for one in closed_loop(2, 100)
+    ]
+
+
+def test_pauses_of_everybody_are_said() -> None:
+    def caveat(*stalls: tuple[float, float], clock: ClockKind = WALL) -> str:
+        length = 40.05 + sum(length for _, length in stalls)
+        found = summarise(level(requests=200), stalled(*stalls), length, clock)
+        return next((one.text for one in found.caveats if one.code == "pauses"), "")
+
+    assert caveat() == ""
+    # Ordinary gaps here are 50 ms, so 1.1 s and 3.1 s of silence are none.
+    assert "in 2 pauses of up to 3.1 s, no request got anything" in caveat((10.02, 3.0), (20.02, 1.0))
+    assert caveat((10.02, 0.7)) == ""  # under 2 %
+    assert caveat((10.02, 3.0), clock=ClockKind.VIRTUAL) == ""

@@ -296,7 +296,7 @@ class _Session:
         return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
 
     async def _warm_up(self, concurrency: int, requests: int = 0, *, purpose: int = _WARMUP) -> None:
-        """At least as many requests as run at once, on a real server until it is quiet; what they show is thrown away."""
+        """At least as many requests as run at once, on a real server until it is quiet; nothing of it is kept."""
         longest_s = min(MOST_WARMUP_S, self._order.level_deadline_s)
         warming = Warming(concurrency=concurrency, first_requests=requests, longest_s=longest_s)
         while not warming.over:

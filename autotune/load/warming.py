@@ -58,7 +58,7 @@ class Warming:
         self._spent_s, self._last_s = self._spent_s + duration_s, duration_s
         self._doubt = ""
         if jit_compiles:
-            self._doubt = f"the server compiled {jit_compiles} kernels"
+            self._doubt = f"the server compiled {jit_compiles} kernel{'s' if jit_compiles > 1 else ''}"
         elif before_s is not None and self._pace_s is not None and self._pace_s < (1 - STILL_FALLING) * before_s:
             self._doubt = "requests were still getting faster"
 

@@ -347,8 +347,8 @@ def _surroundings(e: Evidence) -> Iterator[Caveat]:
     if use.jit_compiles:
         yield Caveat(
             code="jit_compiling",
-            text=f"the server compiled {use.jit_compiles} kernel{'s' if use.jit_compiles > 1 else ''} during the level, "
-            "and requests waited for that",
+            text=f"the server compiled {use.jit_compiles} kernel{'s' if use.jit_compiles > 1 else ''} during the "
+            "level, and requests waited for that",
             remedy="Measure again on the same server, or keep its compile cache: the next start finds them there.",
         )
     slowed = [(gpu.slowed_share, gpu.index) for gpu in use.gpus if (gpu.slowed_share or 0.0) > MAX_SLOWED_SHARE]

@@ -66,10 +66,13 @@ _BAD_FINISHES = frozenset({"abort", "error"})
 
 
 class Reading:
-    """Accumulates one response. The first error stays; what arrives after it changes nothing but `done`."""
+    """Accumulates one response. The first error stays; what arrives after it changes nothing but `done`.
+
+    Attributes:
+        done_s: when it ended; None while it is open. To be read only.
+    """
 
     __slots__ = (
-        "_done_s",
         "_error",
         "_finish",
         "_first_byte_s",
@@ -90,6 +93,7 @@ class Reading:
         "_tail_bytes",
         "_times",
         "_usage",
+        "done_s",
         "request",
         "scheduled_s",
     )
@@ -104,7 +108,7 @@ class Reading:
         self._first_byte_s: float | None = None
         self._first_frame_s: float | None = None
         self._first_content_s: float | None = None
-        self._done_s: float | None = None
+        self.done_s: float | None = None
         self._times: list[float] = []
         # The shape of the last token frame that was parsed, and whether bytes may be held against it now.
         self._quick = False
@@ -122,12 +126,7 @@ class Reading:
     @property
     def over(self) -> bool:
         """Nothing that still arrives can change the outcome."""
-        return self._done_s is not None
-
-    @property
-    def done_s(self) -> float | None:
-        """When it ended; None while it is open."""
-        return self._done_s
+        return self.done_s is not None
 
     def sent(self, at_s: float) -> None:
         """The request's head was written."""
@@ -146,12 +145,12 @@ class Reading:
             and data.endswith(self._tail)
             and is_string(data, self._head_bytes, len(data) - self._tail_bytes)
             and len(data) <= MAX_FRAME_BYTES
-            and self._done_s is None
+            and self.done_s is None
         ):
             self._times.append(at_s)
             if len(self._times) > self._most_chunks:
                 self._stop_counting(at_s)
-        elif self._done_s is None:
+        elif self.done_s is None:
             self._feed_frames(data, at_s)
 
     def _feed_frames(self, data: bytes, at_s: float) -> None:
@@ -191,7 +190,7 @@ class Reading:
         if self.over:
             return
         self._note(kind, message)
-        self._done_s = at_s
+        self.done_s = at_s
 
     def record(self) -> RequestRecord:
         """What happened, stamps rounded to the microsecond (what a file keeps of them)."""
@@ -206,7 +205,7 @@ class Reading:
             first_content_s=_rounded(self._first_content_s),
             first_token_s=times[0] if times else None,
             last_token_s=times[-1] if times else None,
-            done_s=_rounded(self._done_s),
+            done_s=_rounded(self.done_s),
             token_times_s=times,
             prompt_tokens=usage.prompt_tokens if usage else None,
             output_tokens=usage.completion_tokens if usage else None,
@@ -270,7 +269,7 @@ class Reading:
             self._note(RequestError.TRUNCATED, "the stream ended with neither [DONE] nor usage")
         elif not self._times and not generated:
             self._note(RequestError.NO_TOKENS, "the stream ended without a token")
-        self._done_s = at_s
+        self.done_s = at_s
 
     def _note(self, kind: RequestError, message: str) -> None:
         if self._error is None:

@@ -233,7 +233,7 @@ class _Connection(asyncio.Protocol):
             self.drop()
             return
         reading = self._reading
-        if reading is not None and reading.over and not self._draining:
+        if reading is not None and reading.done_s is not None and not self._draining:
             # [DONE] is here, the end of the response is not: it gets a moment, then the connection is given up.
             self._draining = True
             self._stop_timer()

@@ -196,12 +196,15 @@ class HttpSurface:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
         head = self._head(wanted, chunk=True)
-        if wanted.chat:
-            first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-            await response.write(protocol.frame({**head, "choices": [first]}))
         sent = 0
         async for index, start, count in _merge(generations):
             generation = generations[index]
+            if wanted.chat and not sent and not generation.dead:
+                # Not before the first token, as vLLM 0.32 (openai/chat_completion/serving.py): clients that take this
+                # frame for a token read their TTFT by it.
+                role = {"role": "assistant", "content": ""}
+                first = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
+                await response.write(protocol.frame({**head, "choices": [first]}))
             if generation.dead:
                 await response.write(
                     protocol.frame(BadRequest(ENGINE_DEAD, status=500, kind="InternalServerError").body)

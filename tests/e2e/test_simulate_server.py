@@ -199,6 +199,17 @@ async def test_chat_opens_with_a_role_only_chunk(shared: Server, http: aiohttp.C
     assert events[-2]["usage"]["completion_tokens"] == 6
 
 
+async def test_the_role_comes_with_the_first_token(shared: Server, http: aiohttp.ClientSession) -> None:
+    """As vLLM: a client that takes that frame for a token would read the TTFT of a server that computes nothing."""
+    long = CHAT | {"messages": [{"role": "user", "content": " ".join(["word"] * 1900)}], "stream": True}
+    start, at = time.monotonic(), []
+    async with http.post(shared.url + "/v1/chat/completions", json=long) as response:
+        async for line in response.content:
+            if line.startswith(b"data:"):
+                at.append(time.monotonic() - start)
+    assert at[1] - at[0] < at[0] / 2
+
+
 @pytest.mark.parametrize(
     ("prompt", "choices", "tokens"),
     [("a b", 1, 2), ([5, 6, 7], 1, 3), (["a b", "c"], 2, 3), ([[1, 2], [3, 4, 5]], 2, 5)],

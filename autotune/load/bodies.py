@@ -21,7 +21,7 @@ class BodyStore:
 
     def __init__(self, memory_bytes: int = MEMORY_BYTES) -> None:
         # A file object that lives as long as this store; close() ends both.
-        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes)  # noqa: SIM115
+        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes)  # noqa: SIM115  # closed by its owner
         self._ends = [0]
 
     def __len__(self) -> int:

@@ -255,7 +255,7 @@ def test_a_missing_command_and_one_that_starts() -> None:
 
 def model(**changes: object) -> FoundModel:
     found = FoundModel(name="meta-llama/Llama-3.1-8B-Instruct", shape=LLAMA_8B, is_folder=False, weights_here=False)
-    return replace(found, **changes)  # type: ignore[arg-type]
+    return replace(found, **changes)  # type: ignore[arg-type]  # fields by name
 
 
 def test_token() -> None:

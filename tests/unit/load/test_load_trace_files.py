@@ -23,7 +23,7 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 
 def read(folder: Path, name: str, text: str | bytes, **options: object) -> Trace:
-    return read_trace(written(folder, name, text), **options)[0]  # type: ignore[arg-type]
+    return read_trace(written(folder, name, text), **options)[0]  # type: ignore[arg-type]  # fields by name
 
 
 def rows(trace: Trace) -> list[tuple[float | None, int, int]]:

@@ -59,7 +59,7 @@ def model(*attentions: LayerAttention, expert_bytes: int = 0, **changes: object)
         )
         for attention in attentions
     )
-    return replace(LLAMA, decoder=decoder, layers=len(decoder), **changes)  # type: ignore[arg-type]
+    return replace(LLAMA, decoder=decoder, layers=len(decoder), **changes)  # type: ignore[arg-type]  # fields by name
 
 
 @pytest.fixture(scope="module")

@@ -154,10 +154,10 @@ def test_measurements_of_before_levels_were_watched_still_read_and_keep_their_ob
     new = samples.measured()
     stored = encode(new)
     assert isinstance(stored, dict)
-    for level in stored["measurements"]:  # type: ignore[union-attr]
-        del level["use"]  # type: ignore[union-attr, arg-type, call-overload]
+    for level in stored["measurements"]:  # type: ignore[union-attr]  # JSON
+        del level["use"]  # type: ignore[union-attr, arg-type, call-overload]  # JSON
         for name in ("prefill_time_mean_s", "decode_time_mean_s", "kv_usage_mean", "running_mean", "waiting_mean"):
-            del level["server"][name]  # type: ignore[index, call-overload, union-attr, arg-type]
+            del level["server"][name]  # type: ignore[index, call-overload, union-attr, arg-type]  # JSON
         # What was late in an older study was late by an older rule; its figures stay what they were.
         level["caveats"] = [{"code": "client_late", "text": "t", "remedy": "r"}]  # type: ignore[index, call-overload]
     old = decode(TrialResult, json.loads(json.dumps(stored)))

@@ -18,7 +18,7 @@ from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.kv_capacity import values_per_token
 from autotune.node.layers import layer_shapes
 from autotune.records import Config, Gpu, LevelRole, LevelUse, Link, Measurement, ModelShape, Node, ServerDelta, Trial
-from autotune.simulator.step_time import Coefficients
+from autotune.simulator.coefficients import Coefficients
 from autotune.units import format_seconds
 
 STEADY_PREEMPTION_SHARE = 0.05

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.scheduler import SimRequest
-from autotune.simulator.step_time import Coefficients
 
 Serials = NDArray[np.int64]
 

@@ -18,12 +18,13 @@ import numpy as np
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import LoadLevel, ModelShape, Node, PlannedRequest, RequestRecord, ServerDelta
 from autotune.simulator.api_server import ApiServer
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.kv_cache import BlockPool
 from autotune.simulator.level_run import LevelRun
 from autotune.simulator.replica import Replica
 from autotune.simulator.scheduler import Scheduler, SimRequest
 from autotune.simulator.stage_costs import in_lock_step
-from autotune.simulator.step_time import Coefficients, StepTimer
+from autotune.simulator.step_time import StepTimer
 from autotune.simulator.wiring import wire_of
 
 

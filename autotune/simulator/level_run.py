@@ -13,9 +13,9 @@ from autotune.load.reading import RequestError
 from autotune.load.sending_order import SendingOrder
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 from autotune.simulator.api_server import ApiJob, ApiServer
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.replica import Launched, Replica
 from autotune.simulator.scheduler import SimRequest, StepPlan
-from autotune.simulator.step_time import Coefficients
 
 _REFUSED, _DEADLINE = str(RequestError.HTTP_4XX), str(RequestError.DEADLINE)
 _Serials = NDArray[np.int64]

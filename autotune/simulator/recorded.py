@@ -20,9 +20,9 @@ from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import SimulatedLevel, Simulation
 from autotune.simulator.server_args import parse_args
-from autotune.simulator.step_time import Coefficients
 
 
 class _Bench(BaseModel):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.scheduler import Scheduler, StepPlan
-from autotune.simulator.step_time import Coefficients, StepTimer
+from autotune.simulator.step_time import StepTimer
 
 ASYNC_DEPTH = 2
 """Steps planned and not yet finished under async scheduling: one runs while the next is planned."""

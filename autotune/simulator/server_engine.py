@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import build_replicas
 from autotune.simulator.replica import Launched, Replica
 from autotune.simulator.scheduler import Scheduler, SimRequest, StepPlan
 from autotune.simulator.server_log import IntervalStats
 from autotune.simulator.server_metrics import EngineMetrics
 from autotune.simulator.server_start import Started
-from autotune.simulator.step_time import Coefficients
 
 
 @dataclass(slots=True, eq=False)

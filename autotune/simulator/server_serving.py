@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.server_args import ServerOptions
 from autotune.simulator.server_engine import RealTimeEngine, StatsWindow
 from autotune.simulator.server_faults import Fault
@@ -18,7 +19,6 @@ from autotune.simulator.server_http import ENGINE_DEAD, HttpSurface
 from autotune.simulator.server_log import ServerLog
 from autotune.simulator.server_start import FAILED, Started
 from autotune.simulator.start_checks import out_of_memory
-from autotune.simulator.step_time import Coefficients
 
 STATS_INTERVAL_S = 10.0
 _BACKLOG = 2048

@@ -1,11 +1,6 @@
 """How long one engine step takes: a roofline over what the step computes, reads and sends. Pure.
 
-Fitted: every coefficient up to `eager_overhead_s` and those of the API server, to one NVIDIA H200 running vLLM 0.25.1
-(V1 engine, FlashAttention 3, CUDA graphs, async scheduling) with a Llama-3.1-8B shape in bf16; tests/data/h200 holds
-the measurements. Shares are of the vendor's dense peaks, so that they carry over to other GPUs; seconds are of one CPU
-core of that machine. The errors that `benchmarks/simulator.py` prints on those rows are in-sample.
-
-Measured apart: latency and rate of the all-reduce of two GPUs over NVLink.
+The coefficients are in `coefficients`, with what they were fitted to.
 
 Assumed, checked by nothing but arithmetic and published orders of magnitude: everything about PCIe, about more than two
 GPUs, about pipeline stages, about mixtures of experts, MLA and quantised weights, the time that planning costs without
@@ -26,117 +21,15 @@ from dataclasses import dataclass
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import FP8_CAPABILITY, Gpu, Link, ModelShape
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.dealt_experts import busiest_rank
 from autotune.simulator.graph_sizes import padding
 from autotune.simulator.scheduler import StepPlan
 from autotune.simulator.stage_costs import AttentionCost, ExpertCost, stage_costs
 from autotune.simulator.wiring import Wire
 
-FITTED_LAYERS = 32
 FP8_METHODS = frozenset({"fp8", "fp8_per_tensor", "fbgemm_fp8", "modelopt", "compressed-tensors", "quark"})
 """Words for weights that are multiplied in fp8 (or int8) when they have 8 bits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients:
-    """What a roofline does not know. Units are in the names; shares are 0..1 of a peak.
-
-    Attributes:
-        compute_share: of peak matrix throughput while the GPU is cold.
-        sustained_compute_share: the same when power has throttled the clock; reached with `heat_tau_s`.
-        half_tokens: batch at which matrix work runs at half of that share: small batches fill the tiles badly.
-        attention_compute_share: of peak matrix throughput in prefill attention.
-        weight_read_share: of peak memory bandwidth when reading weights.
-        kv_read_share: of peak memory bandwidth when reading KV blocks.
-        overlap_norm: p of the norm that joins compute and memory time: 1 adds them, infinity takes the longer. Adding
-            them was measured 9 points worse.
-        heat_tau_s: time constant of the throttling.
-        step_overhead_s: launch and synchronisation of a step with CUDA graphs.
-        prefill_overhead_s: more for a step that holds prompt tokens (no full graph, sampling of first tokens).
-        engine_cpu_s: planning one step; overlaps the GPU under async scheduling.
-        sequence_s: per emitting sequence and step (sampling, block tables).
-        graph_tokens: largest batch that CUDA graphs are captured for; also at most twice `max_num_seqs`.
-        uncaptured_floor_s: kernel launches of a larger batch; GPU work hides behind them.
-        eager_floor_s: kernel launches of one step without CUDA graphs; GPU work hides behind it.
-        eager_overhead_s: what stays visible on top of the floor or of the GPU work.
-        allreduce_latency_s: one all-reduce of two GPUs over NVLink, any size.
-        allreduce_pcie_latency_s: one all-reduce of two GPUs over PCIe.
-        nvlink_rank_share: of that latency, more for each GPU beyond two.
-        pcie_rank_share: the same over PCIe, where each GPU adds hops through the host.
-        nvlink_bytes_per_s: payload rate of an all-reduce over NVLink.
-        pcie_bytes_per_s: the same over PCIe.
-        pcie_contention_share: what each GPU beyond two takes from that rate: they share the host's lanes.
-        socket_factor: latency and inverse rate where the traffic passes between CPU sockets.
-        rank_overhead_s: per step and GPU of a tensor-parallel group beyond the first: hand-over and the slowest rank.
-        stage_overhead_s: per pipeline stage and micro-batch.
-        hop_nvlink_bytes_per_s: activations from one stage to the next over NVLink.
-        hop_pcie_bytes_per_s: the same over PCIe.
-        lock_step_s: per step of data-parallel ranks that share MoE layers: agreeing on its size.
-        fp8_share: of the fp8 peak, relative to `compute_share` of the 16-bit peak.
-        dequantised_share: of the 16-bit rate, for weights that are widened before they are multiplied.
-        tile_tokens: `half_tokens` of kernels made for few rows: widened weights (Marlin) and single experts.
-        expert_share: of dense rates, in the grouped matrix work of experts.
-        expert_skew_share: more tokens on the busiest of the GPUs that experts are dealt to.
-        moe_layer_s: routing, sorting and quantising between the matrix work of an MoE layer.
-        latent_layer_s: the extra small kernels of an MLA layer.
-        unoverlapped_cpu_s: planning and bookkeeping between two steps without asynchronous scheduling.
-        draft_acceptance: probability that a drafted token is right; 0 where nothing repeats.
-        api_request_s: API-server core time per request in: HTTP, validation, chat template.
-        api_prompt_token_s: API-server core time per prompt token: tokenizing.
-        api_token_s: API-server core time per output token: detokenizing.
-        api_chunk_s: API-server core time per streamed chunk: JSON and socket.
-        api_in_latency_s: from the API server to the engine; occupies nothing.
-        api_out_latency_s: from the engine to the API server; occupies nothing.
-        step_noise: relative standard deviation of one step's time.
-        run_noise: relative standard deviation of all step times of a load level together.
-    """
-
-    compute_share: float = 0.61
-    sustained_compute_share: float = 0.594
-    half_tokens: float = 54.0
-    attention_compute_share: float = 0.70
-    weight_read_share: float = 0.74
-    kv_read_share: float = 0.92
-    overlap_norm: float = 2.75
-    heat_tau_s: float = 1.4
-    step_overhead_s: float = 0.6e-3
-    prefill_overhead_s: float = 1.6e-3
-    engine_cpu_s: float = 2.1e-3
-    sequence_s: float = 11e-6
-    graph_tokens: int = 512
-    uncaptured_floor_s: float = 18e-3
-    eager_floor_s: float = 15.1e-3
-    eager_overhead_s: float = 1.8e-3
-    allreduce_latency_s: float = 44e-6
-    allreduce_pcie_latency_s: float = 90e-6
-    nvlink_rank_share: float = 0.04
-    pcie_rank_share: float = 0.30
-    nvlink_bytes_per_s: float = 220e9
-    pcie_bytes_per_s: float = 18e9
-    pcie_contention_share: float = 0.10
-    socket_factor: float = 1.3
-    rank_overhead_s: float = 50e-6
-    stage_overhead_s: float = 1.5e-3
-    hop_nvlink_bytes_per_s: float = 250e9
-    hop_pcie_bytes_per_s: float = 18e9
-    lock_step_s: float = 0.4e-3
-    fp8_share: float = 0.85
-    dequantised_share: float = 0.8
-    tile_tokens: float = 16.0
-    expert_share: float = 0.8
-    expert_skew_share: float = 0.2
-    moe_layer_s: float = 60e-6
-    latent_layer_s: float = 40e-6
-    unoverlapped_cpu_s: float = 0.9e-3
-    draft_acceptance: float = 0.0
-    api_request_s: float = 1.3e-3
-    api_prompt_token_s: float = 1.0e-6
-    api_token_s: float = 26.7e-6
-    api_chunk_s: float = 102e-6
-    api_in_latency_s: float = 8.0e-3
-    api_out_latency_s: float = 1.5e-3
-    step_noise: float = 0.02
-    run_noise: float = 0.004
 
 
 class StepTimer:
@@ -183,12 +76,12 @@ class StepTimer:
         self._exchange = _Collective.of(outer, s.tensor_parallel * s.data_parallel, shape.hidden_size, c)
         self._stages = s.pipeline_parallel
         self._hop_token_s = _hop_token_s(outer, s, shape, c)
-        deep = max(1.0, costs.layers / FITTED_LAYERS)
+        deep = max(1.0, costs.layers / c.fitted_layers)
         self._step_s = c.step_overhead_s * deep + c.rank_overhead_s * (s.tensor_parallel - 1)
         self._step_s += c.moe_layer_s * costs.moe_layers + c.latent_layer_s * costs.latent_layers
         self._step_s += c.stage_overhead_s if self._stages > 1 else 0.0
         self._step_s += c.lock_step_s if costs.exchanges else 0.0
-        whole = max(1.0, shape.layers / FITTED_LAYERS) / self._stages
+        whole = max(1.0, shape.layers / c.fitted_layers) / self._stages
         self._uncaptured_floor_s = c.uncaptured_floor_s * whole
         self._eager_floor_s = c.eager_floor_s * whole
         self._graph_tokens = s.max_cudagraph_capture_size or min(c.graph_tokens, 2 * s.max_num_seqs)

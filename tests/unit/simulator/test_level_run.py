@@ -23,8 +23,8 @@ from autotune.records import (
     SharedSpan,
     Value,
 )
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import SimulatedLevel, Simulation
-from autotune.simulator.step_time import Coefficients
 
 SILENT = Coefficients(step_noise=0.0, run_noise=0.0)
 SMALL = load_shape("meta-llama/Llama-3.1-8B-Instruct")

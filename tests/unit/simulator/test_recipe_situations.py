@@ -16,9 +16,9 @@ from autotune.node.defaults import resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, PlannedRequest, Value
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import Simulation
 from autotune.simulator.recorded import Figures, figures
-from autotune.simulator.step_time import Coefficients
 
 SILENT = Coefficients(step_noise=0.0, run_noise=0.0)
 SMALL = load_shape("meta-llama/Llama-3.1-8B-Instruct")

@@ -9,8 +9,9 @@ from model_shapes import mixtral
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import AttentionKind, Gpu, LayerAttention, LayerShape, Link, ModelShape
+from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.scheduler import SimRequest, StepPlan
-from autotune.simulator.step_time import Coefficients, StepTimer
+from autotune.simulator.step_time import StepTimer
 from autotune.simulator.wiring import Wire
 
 # 1 layer, 1e9 body parameters and two embeddings of 1e6 x 100 = 1e8; 16 bit.

@@ -83,6 +83,7 @@ class Recipe:
         numbers: the workload from four numbers, instead of `workload`.
         min_model_len: no config may admit fewer tokens per request than this.
         trials: counted trials, the baseline included.
+        max_time_s: of one run of the study, its launches again included; None for no limit.
         repeats: how often the baseline and the pick are launched again at the end, to see drift and noise.
         start_deadline_s: a server that is not ready by then is stopped.
         stall_deadline_s: a start without a new milestone for this long counts as hung.
@@ -105,6 +106,7 @@ class Recipe:
     vllm_command: str | None = None
     extra_args: tuple[str, ...] = ()
     trials: int = 24
+    max_time_s: float | None = None
     repeats: int = 1
     sampler: str = "tpe"
     seed: int = 0
@@ -140,6 +142,8 @@ class _NumbersFile(BaseModel):
     concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] | None = None
 
 
+MOST_TIME_S = 90 * 86400.0
+
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
 
@@ -162,6 +166,7 @@ class _StudyFile(BaseModel):
     vllm_command: str | None = None
     extra_args: list[str] | None = None
     trials: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    max_time_s: Annotated[float, Field(gt=0, le=MOST_TIME_S)] | None = None
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
     sampler: str | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
@@ -298,6 +303,20 @@ def parse_trials(text: str) -> tuple[int, bool]:
     if not match or int(match[2]) < 1:
         raise InvalidOption("--trials", text, "a positive number, or +N to extend a finished study by N")
     return int(match[2]), bool(match[1])
+
+
+def parse_time(text: str, option: str) -> float:
+    """`90s`, `18m`, `1.5h`, `2d` or `1h30m` as seconds; a bare number has no unit and is refused.
+
+    Raises:
+        InvalidOption: none of them, or more than 90 days.
+    """
+    units = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+    match = re.fullmatch("".join(rf"(?:(\d{{1,9}}(?:\.\d{{1,6}})?){unit})?" for unit in units), text.strip(), re.ASCII)
+    seconds = sum(float(n) * size for n, size in zip(match.groups(), units.values(), strict=True) if n) if match else 0
+    if not 0 < seconds <= MOST_TIME_S:
+        raise InvalidOption(option, text, "a duration such as 90s, 18m, 1h30m or 2d, at most 90d")
+    return seconds
 
 
 def parse_load(text: str) -> LoadChoice:

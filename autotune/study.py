@@ -39,6 +39,7 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import AttemptState, StudyRecord, StudyState
+from autotune.time_limit import TimeLimit
 from autotune.trial import TrialOrder, TrialRun, run_trial
 
 REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
@@ -88,13 +89,17 @@ class StudyRun:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
+    time: TimeLimit = field(init=False)
+    began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
         self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
+        self.time = TimeLimit(limit_s=self.plan.recipe.max_time_s)
+        self.began_s = self.clock()
 
     async def run(self) -> None:
-        """Until the target is reached or no untried config is left.
+        """Until the target is reached, no untried config is left, or the time is up.
 
         Raises:
             StudyFatal: no config can cure what happened; everything so far is kept.
@@ -102,6 +107,11 @@ class StudyRun:
         self.projection.sync(self.study.name)
         await self._finish_interrupted()
         while self._counted() < self.study.target_trials:
+            if not self._time_for(1 + self._repeats_to_come()):
+                self.observer.note(
+                    f"no time for another config: {self._counted()} of {self.study.target_trials} trials"
+                )
+                break
             chosen = self._next()
             if chosen is None:
                 self.observer.note("every config of the space that can start here has been tried")
@@ -151,6 +161,9 @@ class StudyRun:
             if not lacking:
                 return
             for original, _lacks in lacking:
+                if not self._time_for(1):
+                    self.observer.note("no time to launch baseline and pick again as often as asked")
+                    return
                 await self._perform(original.config, Origin.REPEAT, repeat_of=original.number)
 
     def _lacking(self, trials: Sequence[Trial]) -> tuple[tuple[Trial, int], ...]:
@@ -168,6 +181,16 @@ class StudyRun:
         trials = self._trials()
         running = sum(1 for trial in trials if trial.repeat_of is not None and trial.result is None)
         return running + sum(count for _, count in self._lacking(trials))
+
+    def _time_for(self, launches: int) -> bool:
+        return self.time.fits(self.clock() - self.began_s, launches)
+
+    def _repeats_to_come(self) -> int:
+        """Launches again that today's pick, or another one, will have at the end."""
+        if not self._trials():
+            return 0
+        # The pick may change until then, and the baseline may be the pick: room is kept for both.
+        return max(self._repeats_left(), 2 * self.plan.recipe.repeats)
 
     # --- one trial --------------------------------------------------------------------------------------------------
 
@@ -199,6 +222,7 @@ class StudyRun:
             trial, counted=self._counted(), target=self.study.target_trials, repeats_left=self._repeats_left()
         )
         kinds = self._earlier_faults(trial)
+        begun_s = self.clock()
         while True:
             attempt, run = await self._attempt(trial)
             failure = run.result.failure
@@ -216,6 +240,7 @@ class StudyRun:
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
             await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(kinds) - 1)))
+        self.time.took(self.clock() - begun_s)
         self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
         if run.cancelled:
             raise asyncio.CancelledError

@@ -62,6 +62,14 @@ VllmCommandText = Annotated[
 Trials = Annotated[
     str | None, typer.Option(help="Trials to reach, the baseline included; +N adds N to those there are.")
 ]
+MaxTime = Annotated[
+    str | None,
+    typer.Option(
+        "--max-time",
+        help="Launch nothing that would end later than this after the start, e.g. 18m or 2h, the launches again "
+        "included. Whichever of this and --trials comes first.",
+    ),
+]
 Repeats = Annotated[
     int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
 ]
@@ -76,6 +84,7 @@ def arguments(
     gpus: str | None,
     load: str | None,
     checkpoints: str | None,
+    max_time: str | None,
     server_args: list[str] | None,
     **others: Any,
 ) -> dict[str, Any]:
@@ -84,7 +93,7 @@ def arguments(
     Raises:
         InvalidOption: one that cannot be read.
     """
-    from autotune.recipe import parse_gpus, parse_load, parse_names
+    from autotune.recipe import parse_gpus, parse_load, parse_names, parse_time
 
     return {
         **others,
@@ -92,6 +101,7 @@ def arguments(
         "gpus": None if gpus is None else parse_gpus(gpus),
         "load": None if load is None else parse_load(load),
         "checkpoints": None if checkpoints is None else parse_names(checkpoints, "--checkpoints"),
+        "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
         "extra_args": tuple(server_args) if server_args else None,
     }
 

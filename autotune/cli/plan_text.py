@@ -45,7 +45,8 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
     lines += [f"             because {change}" for change in plan.baseline_changes]
     wanted = f"+{target.trials}" if target.more else str(target.trials or recipe.trials)
     repeats = f", then baseline and pick again {recipe.repeats}x" if recipe.repeats else ""
-    lines.append(f"  budget     {wanted} trials with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
+    limit = "" if recipe.max_time_s is None else f", at most {format_seconds(recipe.max_time_s)}"
+    lines.append(f"  budget     {wanted} trials{limit} with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
     lines.append(f"  objective  output tokens/s per GPU against p95 TTFT{f', {plan.slo}' if plan.slo else ''}")
     return tuple(map(printable, lines))
 

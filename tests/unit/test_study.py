@@ -14,7 +14,7 @@ import pytest
 from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan, Surroundings, make_plan
-from autotune.recipe import Recipe
+from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, Trial
 from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
@@ -335,3 +335,20 @@ async def _only(run: StudyRun, count: int) -> None:
         chosen = run._next()
         assert chosen is not None
         await run._perform(*chosen)
+
+
+def test_a_study_keeps_to_its_time_and_keeps_room_for_the_launches_again(tmp_path: Path) -> None:
+    def steady(_config: Config, _before: int) -> Script:
+        return Script(ttft_s=0.1, token_s=0.01)
+
+    load = LoadChoice(concurrency=8, rate_rps=4.0)
+    once, engine = finished(tmp_path, steady, trials=1, load=load)
+    each_s = engine.now()
+    (tmp_path / "limited").mkdir()
+    # Room for five launches and a half; two of them are baseline and pick again.
+    outcome, engine = finished(tmp_path / "limited", steady, load=load, trials=20, repeats=1, max_time_s=5.5 * each_s)
+    assert len(once.trials) == 1
+    assert engine.now() <= 5.5 * each_s
+    # After two, 2 + 1 + 2 still fit; after three, 3 + 1 + 2 do not. All are alike: the pick is the baseline itself.
+    assert [trial.repeat_of for trial in outcome.trials] == [None, None, None, 0]
+    assert any("no time for another config" in note for note in outcome.notes)

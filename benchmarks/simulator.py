@@ -23,7 +23,8 @@ from autotune.node.memory import estimate
 from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, Node, PlannedRequest
 from autotune.simulator.engine_model import Simulation
-from autotune.simulator.recorded import figures, read_recorded, simulate
+from autotune.simulator.measured import figures
+from autotune.simulator.recorded import read_recorded, simulate
 from autotune.simulator.start_checks import config_problem, memory_problem
 
 ROOT = Path(__file__).parent.parent

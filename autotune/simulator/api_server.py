@@ -49,13 +49,13 @@ class ApiServer:
         self._first = serials.start
         self._unsent = np.zeros(len(serials) if stream_interval > 1 else 0, dtype=np.int64)
         self._begun = np.zeros(len(self._unsent), dtype=np.bool_)
-        self._inbox: deque[tuple[float, SimRequest]] = deque()
+        self._inbox: deque[tuple[float, SimRequest, int]] = deque()
         self._outbox: deque[tuple[float, Serials, tuple[SimRequest, ...]]] = deque()
         self.busy = False
 
     def receive(self, at_s: float, request: SimRequest) -> None:
         """A client's request arrives."""
-        self._inbox.append((at_s, request))
+        self._inbox.append((at_s, request, self._c.api_turns))
 
     def emit(self, at_s: float, serials: Serials, finishing: tuple[SimRequest, ...]) -> None:
         """A step's outputs arrive: one token for each of `serials`; `finishing` got their last one."""
@@ -67,10 +67,18 @@ class ApiServer:
         if not self.busy:
             return None
         if self._inbox and (not self._outbox or self._inbox[0][0] <= self._outbox[0][0]):
-            _, request = self._inbox.popleft()
-            cost = self._c.api_request_s + self._c.api_prompt_token_s * request.prompt_tokens
-            return ApiJob(until_s=now_s + cost, request=request)
+            return self._take_in(now_s)
         return self._write(now_s)
+
+    def _take_in(self, now_s: float) -> ApiJob:
+        """One turn of the oldest request; those that remain queue behind all that has come meanwhile."""
+        _, request, turns = self._inbox.popleft()
+        cost = self._c.api_request_s + self._c.api_prompt_token_s * request.prompt_tokens
+        until_s = now_s + cost / self._c.api_turns
+        if turns == 1:
+            return ApiJob(until_s=until_s, request=request)
+        self._inbox.append((until_s, request, turns - 1))
+        return ApiJob(until_s=until_s)
 
     def _write(self, now_s: float) -> ApiJob:
         """Everything that waits leaves in one go; tokens of one request merge into one chunk."""

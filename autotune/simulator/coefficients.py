@@ -61,6 +61,7 @@ class Coefficients:
         unoverlapped_cpu_s: planning and bookkeeping between two steps without asynchronous scheduling.
         draft_acceptance: probability that a drafted token is right; 0 where nothing repeats.
         api_request_s: API-server core time per request in: HTTP, validation, chat template.
+        api_turns: turns of the API server's event loop that this takes, each behind all that waits by then.
         api_prompt_token_s: API-server core time per prompt token: tokenizing.
         api_token_s: API-server core time per output token: detokenizing.
         api_chunk_s: API-server core time per streamed chunk: JSON and socket.
@@ -110,6 +111,7 @@ class Coefficients:
     unoverlapped_cpu_s: float = 0.9e-3
     draft_acceptance: float = 0.0
     api_request_s: float = 1.3e-3
+    api_turns: int = 1
     api_prompt_token_s: float = 1.0e-6
     api_token_s: float = 26.7e-6
     api_chunk_s: float = 102e-6
@@ -119,6 +121,37 @@ class Coefficients:
     step_noise: float = 0.02
     run_noise: float = 0.004
 
+
+DATASHEET = Coefficients(
+    compute_share=0.65,
+    sustained_compute_share=0.60,
+    half_tokens=64.0,
+    attention_compute_share=0.65,
+    weight_read_share=0.80,
+    kv_read_share=0.80,
+    overlap_norm=3.0,
+    step_overhead_s=0.5e-3,
+    prefill_overhead_s=1.5e-3,
+    engine_cpu_s=1.0e-3,
+    sequence_s=10e-6,
+    uncaptured_floor_s=15e-3,
+    eager_floor_s=15e-3,
+    eager_overhead_s=1.0e-3,
+    allreduce_latency_s=30e-6,
+    nvlink_bytes_per_s=200e9,
+    api_request_s=1.0e-3,
+    api_token_s=20e-6,
+    api_chunk_s=100e-6,
+    api_in_latency_s=3.0e-3,
+    api_out_latency_s=1.0e-3,
+)
+"""What one would say of a GPU that nobody has measured: round shares of its data sheet, round times of a CPU core.
+
+Two thirds of the dense peak is what published bf16 matrix products reach on Hopper (FlashAttention-3, Shah et al. 2024,
+figures 5 to 8, reports 0.5-0.75 of peak for attention), four fifths of the bandwidth what published copy benchmarks
+reach; a batch of half a 128-row tile runs at half speed. The times are orders of magnitude in round numbers. None was
+fitted to the rows of tests/data/h200, though whoever wrote them had seen these.
+"""
 
 DATA_SHEETS: Mapping[str, str] = {
     "H100": "NVIDIA H100 Tensor Core GPU data sheet, and H100 architecture white paper, table 3 (PCIe card)",

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +17,10 @@ from autotune.errors import InvalidFile
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
+from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, SharedSpan
 from autotune.simulator.coefficients import Coefficients
-from autotune.simulator.engine_model import SimulatedLevel, Simulation
+from autotune.simulator.engine_model import SimulatedLevel
+from autotune.simulator.measured import Figures, MeasuredLoad
 from autotune.simulator.server_args import parse_args
 
 
@@ -33,6 +32,7 @@ class _Bench(BaseModel):
     p50_ttft_ms: float
     p95_ttft_ms: float
     p50_tpot_ms: float
+    mean_ttft_ms: float | None = None
 
 
 class RecordedLoad(BaseModel):
@@ -41,6 +41,7 @@ class RecordedLoad(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
     name: str
     load: str
+    model: str | None = None
     flags: tuple[str, ...]
     bench_args: tuple[str, ...]
     kv_tokens: int
@@ -56,6 +57,7 @@ class RecordedLoad(BaseModel):
             tpot_p50_s=b.p50_tpot_ms / 1e3,
             ttft_p50_s=b.p50_ttft_ms / 1e3,
             ttft_p95_s=b.p95_ttft_ms / 1e3,
+            ttft_mean_s=None if b.mean_ttft_ms is None else b.mean_ttft_ms / 1e3,
         )
 
     @property
@@ -113,25 +115,6 @@ class RecordedLoad(BaseModel):
         return int(text) if text is not None else int(default or 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What fidelity is judged by."""
-
-    output_tok_s: float
-    tpot_p50_s: float
-    ttft_p50_s: float
-    ttft_p95_s: float
-
-    def errors(self, truth: Figures) -> tuple[float, float, float, float]:
-        """Relative errors, in the order of the fields; +0.1 is 10 % too much."""
-        return (
-            self.output_tok_s / truth.output_tok_s - 1,
-            self.tpot_p50_s / truth.tpot_p50_s - 1,
-            self.ttft_p50_s / truth.ttft_p50_s - 1,
-            self.ttft_p95_s / truth.ttft_p95_s - 1,
-        )
-
-
 def read_recorded(path: Path) -> tuple[RecordedLoad, ...]:
     """The rows of a JSON-lines file; rows of another `kind` than load are left out.
 
@@ -155,35 +138,31 @@ def simulate(
     row: RecordedLoad, *, node: str, model: str, coefficients: Coefficients | None = None, seed: int = 0
 ) -> tuple[Figures, SimulatedLevel]:
     """The row's load on a fresh simulated server with the row's flags and recorded KV capacity."""
-    simulation = Simulation(
-        parse_node_name(node), load_shape(model), settings_of(row, node, model), row.kv_tokens, coefficients, seed
+    return measured_load(row, node=node, model=model).simulate(coefficients, seed=seed)
+
+
+def measured_load(row: RecordedLoad, *, node: str, model: str, kv_tokens: int | None = None) -> MeasuredLoad:
+    """The row with its requests and its server's settings.
+
+    Args:
+        kv_tokens: instead of the recorded capacity, as for a server that was never started.
+    """
+    level, requests = row.level()
+    return MeasuredLoad(
+        node=parse_node_name(node),
+        shape=load_shape(model),
+        settings=settings_of(row, node, model),
+        kv_tokens=kv_tokens or row.kv_tokens,
+        level=level,
+        requests=requests,
+        measured=row.measured,
     )
-    result = simulation.run(*row.level())
-    return figures(result.records), result
 
 
 def settings_of(row: RecordedLoad, node: str, model: str) -> ResolvedSettings:
     """The settings that the row's server ran with (defaults of vLLM 0.25)."""
     config = parse_args(row.flags, {}).config
     return resolve(config, parse_node_name(node), load_shape(model), "0.25.1")
-
-
-def figures(records: Sequence[RequestRecord]) -> Figures:
-    """The client's figures, computed as `vllm bench serve` does: over the whole run, ramp included."""
-    done = [r for r in records if r.error is None]
-    ttft = [r.first_token_s - r.sent_s for r in done if r.first_token_s is not None and r.sent_s is not None]
-    return Figures(
-        output_tok_s=sum(r.output_tokens or 0 for r in done) / max(r.done_s or 0.0 for r in done),
-        tpot_p50_s=float(np.median(list(_tpots(done)))),
-        ttft_p50_s=float(np.median(ttft)),
-        ttft_p95_s=float(np.percentile(ttft, 95)),
-    )
-
-
-def _tpots(records: Iterable[RequestRecord]) -> Iterable[float]:
-    for r in records:
-        if r.last_token_s is not None and r.first_token_s is not None and r.output_tokens and r.output_tokens > 1:
-            yield (r.last_token_s - r.first_token_s) / (r.output_tokens - 1)
 
 
 def _lengths(

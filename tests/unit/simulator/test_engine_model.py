@@ -16,7 +16,8 @@ from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, PlannedRequest, SharedSpan
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import Simulation, block_keys
-from autotune.simulator.recorded import RecordedLoad, figures, read_recorded, simulate
+from autotune.simulator.measured import figures
+from autotune.simulator.recorded import RecordedLoad, read_recorded, simulate
 
 MODEL, NODE = "meta-llama/Llama-3.1-8B-Instruct", "1xH200-141GB"
 SILENT = Coefficients(step_noise=0.0, run_noise=0.0)

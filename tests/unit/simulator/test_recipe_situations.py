@@ -18,7 +18,7 @@ from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, PlannedRequest, Value
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import Simulation
-from autotune.simulator.recorded import Figures, figures
+from autotune.simulator.measured import Figures, figures
 
 SILENT = Coefficients(step_noise=0.0, run_noise=0.0)
 SMALL = load_shape("meta-llama/Llama-3.1-8B-Instruct")

@@ -38,7 +38,9 @@ def padding(settings: ResolvedSettings) -> tuple[int, ...]:
     if settings.performance_mode != "interactivity":
         return ()
     coarse, fine = captured_sizes(settings, "balanced"), captured_sizes(settings)
-    last = min(FINE_UP_TO, coarse[-1]) if coarse else 0
+    if not coarse:
+        return ()  # --enforce-eager: nothing is captured, nothing is padded
+    last = min(FINE_UP_TO, coarse[-1])
     return tuple(_padded(coarse, n) - _padded(fine, n) for n in range(last + 1))
 
 

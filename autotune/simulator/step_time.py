@@ -25,7 +25,8 @@ from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.dealt_experts import busiest_rank
 from autotune.simulator.graph_sizes import padding
 from autotune.simulator.scheduler import StepPlan
-from autotune.simulator.stage_costs import AttentionCost, ExpertCost, stage_costs
+from autotune.simulator.stage_costs import ExpertCost, StageCosts, stage_costs
+from autotune.simulator.step_formula import StepNumbers, busy_share, stage_seconds
 from autotune.simulator.wiring import Wire
 
 FP8_METHODS = frozenset({"fp8", "fp8_per_tensor", "fbgemm_fp8", "modelopt", "compressed-tensors", "quark"})
@@ -61,34 +62,57 @@ class StepTimer:
         outer = around or wire
         costs = stage_costs(shape, s)
         widened = _sixteen_bit_flops(gpu, shape, s, c)
-        bandwidth = gpu.memory_bytes_per_s
-        self._flops_per_token = costs.flops_per_token * widened
-        self._flops_per_output = costs.flops_per_output
-        self._half_tokens = c.tile_tokens if widened > 1.0 else c.half_tokens
-        self._peak_flops = gpu.bf16_flops
-        self._weights_s = costs.weight_bytes / (bandwidth * c.weight_read_share)
-        self._attention = tuple(_TimedAttention(cost, bandwidth * c.kv_read_share) for cost in costs.attention)
-        self._state_s = 2 * costs.state_bytes / (bandwidth * c.kv_read_share)
-        self._experts = None if costs.experts is None else _TimedExperts(costs.experts, widened, bandwidth, c)
-        self._allreduces = costs.allreduces
-        self._exchanges = costs.exchanges
-        self._allreduce = _Collective.of(wire, s.tensor_parallel, shape.hidden_size, c)
-        self._exchange = _Collective.of(outer, s.tensor_parallel * s.data_parallel, shape.hidden_size, c)
-        self._stages = s.pipeline_parallel
-        self._hop_token_s = _hop_token_s(outer, s, shape, c)
-        deep = max(1.0, costs.layers / c.fitted_layers)
-        self._step_s = c.step_overhead_s * deep + c.rank_overhead_s * (s.tensor_parallel - 1)
-        self._step_s += c.moe_layer_s * costs.moe_layers + c.latent_layer_s * costs.latent_layers
-        self._step_s += c.stage_overhead_s if self._stages > 1 else 0.0
-        self._step_s += c.lock_step_s if costs.exchanges else 0.0
-        whole = max(1.0, shape.layers / c.fitted_layers) / self._stages
-        self._uncaptured_floor_s = c.uncaptured_floor_s * whole
-        self._eager_floor_s = c.eager_floor_s * whole
-        self._graph_tokens = s.max_cudagraph_capture_size or min(c.graph_tokens, 2 * s.max_num_seqs)
-        self._eager = s.enforce_eager
-        self._padding = padding(s)
-        self._drafted = s.speculative_tokens if c.draft_acceptance > 0.0 else 0
-        self._c = c
+        kv_rate = gpu.memory_bytes_per_s * c.kv_read_share
+        allreduce = _Collective.of(wire, s.tensor_parallel, shape.hidden_size, c)
+        exchange = _Collective.of(outer, s.tensor_parallel * s.data_parallel, shape.hidden_size, c)
+        experts = _Experts.of(costs.experts, widened, gpu.memory_bytes_per_s, c)
+        whole = max(1.0, shape.layers / c.fitted_layers) / s.pipeline_parallel
+        drafted = s.speculative_tokens if c.draft_acceptance > 0.0 else 0
+        self.numbers = StepNumbers(
+            flops_per_token=costs.flops_per_token * widened,
+            flops_per_output=costs.flops_per_output,
+            half_tokens=c.tile_tokens if widened > 1.0 else c.half_tokens,
+            peak_flops=gpu.bf16_flops,
+            compute_share=c.compute_share,
+            sustained_compute_share=c.sustained_compute_share,
+            attention_compute_share=c.attention_compute_share,
+            overlap_norm=c.overlap_norm,
+            weights_s=costs.weight_bytes / (gpu.memory_bytes_per_s * c.weight_read_share),
+            state_s=2 * costs.state_bytes / kv_rate,
+            windows=tuple(cost.window or 0 for cost in costs.attention),
+            pair_flops=tuple(cost.pair_flops for cost in costs.attention),
+            context_flops=tuple(cost.context_flops for cost in costs.attention),
+            kv_token_s=tuple(cost.kv_bytes / kv_rate for cost in costs.attention),
+            expert_count=experts.count,
+            expert_per_token=experts.per_token,
+            expert_ranks=experts.ranks,
+            expert_miss=experts.miss,
+            expert_tile=c.tile_tokens,
+            expert_skew=1.0 + c.expert_skew_share,
+            expert_flops=experts.flops,
+            expert_read_s=experts.read_s,
+            expert_token_flops=experts.token_flops,
+            busiest=experts.busiest,
+            allreduces=costs.allreduces,
+            allreduce_latency_s=allreduce.latency_s,
+            allreduce_token_s=allreduce.token_s,
+            exchanges=costs.exchanges,
+            exchange_latency_s=exchange.latency_s,
+            exchange_token_s=exchange.token_s,
+            stages=s.pipeline_parallel,
+            hop_token_s=_hop_token_s(outer, s, shape, c),
+            step_s=_fixed_s(costs, s, c),
+            sequence_s=c.sequence_s,
+            prefill_overhead_s=c.prefill_overhead_s,
+            eager=s.enforce_eager,
+            eager_floor_s=c.eager_floor_s * whole,
+            eager_overhead_s=c.eager_overhead_s,
+            graph_tokens=s.max_cudagraph_capture_size or min(c.graph_tokens, 2 * s.max_num_seqs),
+            uncaptured_floor_s=c.uncaptured_floor_s * whole,
+            padding=padding(s),
+            drafted=drafted,
+            tokens_per_draft=_tokens_per_step(drafted, c.draft_acceptance) if drafted else 1.0,
+        )
 
     def stage_s(self, plan: StepPlan, *, heat: float = 0.0, group_tokens: int | None = None) -> float:
         """GPU time of `plan` on one pipeline stage, without noise.
@@ -98,103 +122,51 @@ class StepTimer:
             group_tokens: input tokens of the same step on all data-parallel ranks that share MoE layers with this
                 one; its own when None.
         """
-        c = self._c
-        emitting = plan.emitting
-        share = c.compute_share + (c.sustained_compute_share - c.compute_share) * heat
-        drafted = 0 if plan.prefill_tokens else self._drafted
-        tokens = plan.tokens + drafted * len(plan.decoding)
-        saved = self._padding[tokens] if tokens < len(self._padding) else 0
-        # One stage of several carries the head; the mean over stages decides the pace of a full pipeline.
-        matmul_flops = (
-            tokens + self._half_tokens - saved
-        ) * self._flops_per_token + emitting * self._flops_per_output / self._stages
-        compute_s = matmul_flops / (self._peak_flops * share)
-        memory_s = self._weights_s + emitting * self._state_s
-        for attention in self._attention:
-            flops, read_s = attention.of(plan)
-            compute_s += flops / (self._peak_flops * c.attention_compute_share)
-            memory_s += read_s
-        together = tokens if group_tokens is None else group_tokens + tokens - plan.tokens
-        if self._experts is not None:
-            flops, read_s = self._experts.of(together)
-            compute_s += flops / (self._peak_flops * share)
-            memory_s += read_s
-        p = c.overlap_norm
-        total: float = (compute_s**p + memory_s**p) ** (1.0 / p)
-        total += self._allreduces * (self._allreduce.latency_s + tokens * self._allreduce.token_s)
-        if self._exchanges:
-            total += self._exchanges * (2 * self._exchange.latency_s + together * self._exchange.token_s)
-        total += self._step_s + c.sequence_s * emitting + tokens * self._hop_token_s
-        if plan.prefill_tokens:
-            total += c.prefill_overhead_s
-        if self._eager:
-            total = max(total, self._eager_floor_s) + c.eager_overhead_s
-        elif tokens > self._graph_tokens:
-            total = max(total, self._uncaptured_floor_s)
-        return total / _tokens_per_step(drafted, c.draft_acceptance) if drafted else total
+        return stage_seconds(
+            self.numbers,
+            len(plan.decoding),
+            plan.decode_context,
+            len(plan.finished_prefill),
+            plan.prefill_tokens,
+            plan.prefill_chunks,
+            plan.prefill_pairs,
+            plan.prefill_context,
+            heat,
+            plan.tokens if group_tokens is None else group_tokens,
+        )
 
     def busy_share(self, plan: StepPlan, stage_s: float) -> float:
         """Share of `stage_s` in which the matrix units are busy, 0..1: what heats the GPU."""
-        flops = plan.tokens * self._flops_per_token + plan.emitting * self._flops_per_output / self._stages
-        if self._experts is not None:
-            flops += plan.tokens * self._experts.flops_per_token
-        return min(1.0, flops / (self._peak_flops * self._c.sustained_compute_share) / stage_s)
+        return busy_share(self.numbers, plan.tokens, plan.emitting, stage_s)
 
 
-class _TimedAttention:
-    """One kind of attention: FLOPs of a step, and seconds of reading KV."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Experts:
+    """The routed experts of a stage in time and 16-bit FLOPs; `StepNumbers` says what is what."""
 
-    __slots__ = ("_context_flops", "_kv_token_s", "_pair_flops", "_window")
+    count: int = 0
+    per_token: int = 0
+    ranks: int = 1
+    miss: float = 1.0
+    flops: float = 0.0
+    read_s: float = 0.0
+    token_flops: float = 0.0
+    busiest: tuple[float, ...] = ()
 
-    def __init__(self, cost: AttentionCost, bytes_per_s: float) -> None:
-        self._window = cost.window
-        self._pair_flops, self._context_flops = cost.pair_flops, cost.context_flops
-        self._kv_token_s = cost.kv_bytes / bytes_per_s
-
-    def of(self, plan: StepPlan) -> tuple[float, float]:
-        decode: float = plan.decode_context
-        prefill: float = plan.prefill_context
-        pairs: float = plan.prefill_pairs
-        if self._window is not None:
-            decode = min(decode, len(plan.decoding) * self._window)
-            prefill = min(prefill, plan.prefill_chunks * self._window + plan.prefill_tokens)
-            pairs = min(pairs, plan.prefill_tokens * self._window)
-        return pairs * self._pair_flops + decode * self._context_flops, (decode + prefill) * self._kv_token_s
-
-
-class _TimedExperts:
-    """The routed experts of a stage: FLOPs of a step on the busiest GPU, and seconds of reading weights.
-
-    n tokens hit a given expert with probability 1 - (1 - k/E)^n; each hit expert pays `tile_tokens` like any small
-    batch of matrix work. Of experts that are dealt out whole, the GPU that holds most of the hit ones sets the pace:
-    with few tokens that is far more than the mean.
-    """
-
-    __slots__ = ("_busiest", "_cost", "_miss", "_read_s", "_scale", "_skew", "_tile", "flops_per_token")
-
-    def __init__(self, cost: ExpertCost, widened: float, bandwidth: float, c: Coefficients) -> None:
-        self._cost = cost
-        self._miss = 1.0 - cost.per_token / cost.count
-        self._tile = c.tile_tokens
-        self._skew = 1.0 + c.expert_skew_share
-        self._busiest = busiest_rank(cost.count, cost.ranks) if cost.dealt and cost.ranks > 1 else ()
-        self._scale = cost.layers * cost.flops * widened / c.expert_share
-        self._read_s = cost.layers * cost.expert_bytes / (bandwidth * c.weight_read_share * c.expert_share)
-        self.flops_per_token = cost.layers * cost.per_token * cost.flops * widened / cost.ranks
-
-    def of(self, tokens: int) -> tuple[float, float]:
-        cost = self._cost
-        hit = cost.count * (1.0 - self._miss**tokens)
-        rows = float(tokens * cost.per_token)
-        if not self._busiest:
-            share = 1.0 / cost.ranks
-            return (rows + hit * self._tile) * share * self._scale, hit * share * self._read_s
-        below = int(hit)
-        most: float = self._busiest[below]
-        if below < cost.count:
-            most += (hit - below) * (self._busiest[below + 1] - most)
-        rows *= self._skew * most / hit if hit else 0.0
-        return (rows + most * self._tile) * self._scale, most * self._read_s
+    @classmethod
+    def of(cls, cost: ExpertCost | None, widened: float, bandwidth: float, c: Coefficients) -> _Experts:
+        if cost is None:
+            return cls()
+        return cls(
+            count=cost.count,
+            per_token=cost.per_token,
+            ranks=cost.ranks,
+            miss=1.0 - cost.per_token / cost.count,
+            flops=cost.layers * cost.flops * widened / c.expert_share,
+            read_s=cost.layers * cost.expert_bytes / (bandwidth * c.weight_read_share * c.expert_share),
+            token_flops=cost.layers * cost.per_token * cost.flops * widened / cost.ranks,
+            busiest=busiest_rank(cost.count, cost.ranks) if cost.dealt and cost.ranks > 1 else (),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +207,15 @@ def _sixteen_bit_flops(gpu: Gpu, shape: ModelShape, settings: ResolvedSettings, 
     if settings.quantization in FP8_METHODS and bits == 8 and has_fp8 and gpu.fp8_flops and gpu.bf16_flops:
         return gpu.bf16_flops / (gpu.fp8_flops * c.fp8_share)
     return 1.0 / c.dequantised_share
+
+
+def _fixed_s(costs: StageCosts, settings: ResolvedSettings, c: Coefficients) -> float:
+    """What every step costs, whatever is in it."""
+    seconds: float = c.step_overhead_s * max(1.0, costs.layers / c.fitted_layers)
+    seconds += c.rank_overhead_s * (settings.tensor_parallel - 1)
+    seconds += c.moe_layer_s * costs.moe_layers + c.latent_layer_s * costs.latent_layers
+    seconds += c.stage_overhead_s if settings.pipeline_parallel > 1 else 0.0
+    return seconds + (c.lock_step_s if costs.exchanges else 0.0)
 
 
 def _hop_token_s(wire: Wire, settings: ResolvedSettings, shape: ModelShape, c: Coefficients) -> float:

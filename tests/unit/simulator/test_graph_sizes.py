@@ -37,3 +37,4 @@ def test_interactivity_captures_every_small_size_and_saves_the_padding() -> None
     assert (saved[1], saved[3], saved[5], saved[9], saved[16], saved[25], saved[32]) == (0, 1, 3, 7, 0, 7, 0)
     assert len(saved) == 33
     assert padding(settings()) == ()
+    assert padding(settings(performance_mode="interactivity", enforce_eager=True)) == ()

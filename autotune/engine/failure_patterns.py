@@ -236,7 +236,16 @@ PATTERNS: tuple[FailurePattern, ...] = (
         _C.COMPILE_CACHE,
         r"corrupted compilation artifact",
         r"failed to get the hash of the compiled graph",
-        r"torch_compile_cache|torch_aot_compile|torchinductor|inductor_cache|\.triton/cache",
+        r"torch_compile_cache|torch_aot_compile|torchinductor|inductor_cache|\.triton/cache|triton_cache",
+    ),
+    *_says(
+        _C.COMPILE_FAILED,
+        # Triton, where the GPU has less shared memory than the kernel was written for
+        r"out of resources?: shared memory, Required: (?P<needed_shared_memory>\d+), "
+        r"Hardware limit: (?P<shared_memory_limit>\d+)",
+        r"\bOutOfResources\b",
+        r"(?:Internal Triton )?PTX codegen error",
+        r"triton\.compiler\.errors\.\w+",
     ),
     *_says(
         _C.MISSING_DEPENDENCY,
@@ -253,7 +262,16 @@ PATTERNS: tuple[FailurePattern, ...] = (
         r"(?P<module>[\w-]{1,60}): (?:command not found|not found$)",
         r"please (?:run `?)?(?:pip )?install (?P<module>[\w.\[\]-]+)",
     ),
-    *_says(_C.COMPILE_CACHE, r"InductorError", r"BackendCompilerFailed", r"torch\._inductor\.exc", weak=True),
+    # The compiler's own words say as little: a cached library that was cut off (PyTorch looks there for what this CPU
+    # can do) makes sources that compile elsewhere fail here.
+    *_says(
+        _C.COMPILE_CACHE,
+        r"InductorError",
+        r"BackendCompilerFailed",
+        r"CppCompileError",
+        r"torch\._inductor\.exc",
+        weak=True,
+    ),
     # --- flags ----------------------------------------------------------------------------------------------------
     *_says(
         _C.INVALID_FLAG,

@@ -31,7 +31,18 @@ _LOOKS_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failu
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _VALIDATION = re.compile(r"\d+ validation errors? for (?P<title>\w+)")
 _VALIDATION_TEXT = re.compile(r"\s+(?:Value error, |Assertion failed, )?(?P<text>.*?)(?:\s\[type=(?P<type>\w+).*)?$")
-_CACHE_PATH = re.compile(r"torch_compile_cache|torch_aot_compile|inductor_cache|torchinductor|\.triton/cache")
+_CACHE_PATH = re.compile(
+    r"torch_compile_cache|torch_aot_compile|inductor_cache|torchinductor|\.triton/cache|triton_cache"
+)
+_CACHE_CODE = re.compile(
+    r"triton/runtime/cache\.py|torch/_inductor/(?:codecache|standalone_compile|output_code)\.py"
+    r"|torch/_dynamo/(?:aot_compile|package)\.py|vllm/compilation/(?:caching|compiler_interface|backends)\.py"
+)
+_DAMAGED = re.compile(
+    r"(?:\w+\.)*(?:UnpicklingError|EOFError|JSONDecodeError|BadZipFile|UnicodeDecodeError)\b"
+    r"|.*(?:file too short|invalid ELF header|malformed node or string|Expected tensors only, but got)"
+)
+"""What reading a file says that was cut off, and what running a graph says that was made for other inputs."""
 _WAITING = re.compile(r"Waiting for \d+ local, \d+ remote core engine|No available shared memory broadcast block found")
 _HANGS_AFTER_REPEATS = 3
 _LOADING = frozenset({"load_model", "load_weights", "create_weights", "get_model", "initialize_model"})
@@ -182,6 +193,11 @@ class FailureScanner:
     def _judge(self, text: str, trace: _Trace, line: LogLine, *, raised: bool = False) -> None:
         if line.level in ("ERROR", "CRITICAL") and not WRAPPER.search(text):
             self._last_error = self._last_error or text
+        if raised and _DAMAGED.match(text) and any(_CACHE_CODE.search(path) for path, _ in trace.frames):
+            # Alone such a text says nothing: which file was read, only the traceback knows.
+            kind = FailureClass.COMPILE_CACHE
+            self._add(_Evidence(kind=kind, line=text, facts={}, chain=trace.chain, certain=True))
+            return
         known = match(text)
         wrapper = WRAPPER.search(text) is not None
         if DEATH.search(text) and _M.SERVER_READY in self._reached:

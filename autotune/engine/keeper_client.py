@@ -90,11 +90,12 @@ class Keeper:
         self._reader = asyncio.create_task(self._listen())
 
     @classmethod
-    async def spawn(cls, environ: Mapping[str, str] | None = None) -> Keeper:
+    async def spawn(cls, environ: Mapping[str, str] | None = None, *, held: Sequence[int] = ()) -> Keeper:
         """Start a keeper that does nothing yet, so that its identity can be stored before there is a server.
 
         Args:
             environ: what the server will inherit; the process's own environment by default.
+            held: descriptors of locks that must outlive a killed tuner; the server does not get them.
         """
         marker = secrets.token_hex(16)
         process = await asyncio.create_subprocess_exec(
@@ -107,6 +108,7 @@ class Keeper:
             stderr=asyncio.subprocess.STDOUT,
             env=dict(os.environ if environ is None else environ) | {MARKER_NAME: marker, KEEP_ENVIRON: "1"},
             start_new_session=True,
+            pass_fds=tuple(held),
         )
         try:
             started = psutil.Process(process.pid).create_time()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from autotune.engine.log_lines import LogLine
 from autotune.engine.redaction import redact
-from autotune.records import ServerFacts, Value
+from autotune.records import CompileStart, ServerFacts, Value
 from autotune.units import GIB
 
 _ARGS_LIMIT = 4000
@@ -50,6 +50,13 @@ _COMPILE = (
     re.compile(rf"torch\.compile (?:took|takes) {_F} s in total"),
     re.compile(rf"init engine .*\(compilation: {_F} s\)"),
 )
+# Of vLLM 0.8 to 0.33; the CPU build tells only that it saved something.
+_COMPILE_MARKS = (
+    ("Directly load ", CompileStart.WARM),
+    ("Compiling a graph for ", CompileStart.COLD),
+    ("saved AOT compiled function to ", CompileStart.COLD),
+    ("Compiling model again due to a load failure", CompileStart.REBUILT),
+)
 _GRAPHS = re.compile(rf"Graph capturing finished in {_F} secs?")
 _ENGINE_CONFIG = re.compile(r"Initializing an? (?:\w+ )?LLM engine \(v[^)]*\) with config: ")
 _ARGS = re.compile(r"(?:non-default args: |args: Namespace)(?=[{(])")
@@ -70,6 +77,7 @@ class FactsCollector:
         self._concurrency: dict[str, float] = {}
         self._available: int | None = None
         self._weights: int | None = None
+        self._compiled: set[CompileStart] = set()
 
     def see(self, line: LogLine) -> None:
         """Take in one record; lines that settle nothing are ignored."""
@@ -78,6 +86,8 @@ class FactsCollector:
             self._see_capacity(line)
         if "took" in text or "takes" in text or "weights take" in text or "finished in" in text:
             self._see_durations(text)
+        if "ompil" in text:
+            self._compiled.update(what for mark, what in _COMPILE_MARKS if mark in text)
         if "args: " in text:
             self._see_args(text)
         if "LLM engine (v" in text:
@@ -108,6 +118,7 @@ class FactsCollector:
             chunked_prefill=_flag(known.get("enable_chunked_prefill")),
             load_s=_real(known.get("load_s")),
             compile_s=_real(known.get("compile_s")),
+            compile_start=_compile_start(self._compiled),
             graph_capture_s=_real(known.get("graph_capture_s")),
             non_default_args=_text(known.get("non_default_args")),
         )
@@ -189,6 +200,12 @@ class FactsCollector:
         value = None if seen is None else _number(seen)
         if value is not None:
             self._known[key] = max(value, _real(self._known.get(key)) or value)
+
+
+def _compile_start(seen: set[CompileStart]) -> CompileStart | None:
+    if CompileStart.REBUILT in seen:
+        return CompileStart.REBUILT
+    return CompileStart.PARTLY if len(seen) > 1 else next(iter(seen), None)
 
 
 def available_kv_bytes_in(text: str) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.command import VllmCommand, server_argv, shown_argv
+from autotune.engine.compile_cache import REPLACED, CacheLease, CompileCaches
 from autotune.engine.flags import AcceptedFlags, to_argv, to_env
 from autotune.engine.gpu_energy import read_energy
 from autotune.engine.gpu_memory import GpuGuard, gpus_busy
@@ -44,6 +45,7 @@ class ProcessSettings:
         grace_s: from TERM to KILL.
         memory_deadline_s: for GPU memory to come back after a stop, and to be there before a launch.
         environ: the environment to inherit; secrets in it reach the server and nothing else.
+        caches: where servers keep compiled code; None for servers whose files are not this machine's (a container).
     """
 
     command: VllmCommand
@@ -52,6 +54,7 @@ class ProcessSettings:
     grace_s: float = 20.0
     memory_deadline_s: float = 60.0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
+    caches: CompileCaches | None = None
 
 
 class ProcessEngine:
@@ -73,6 +76,7 @@ class ProcessEngine:
         self._ports = ports or Ports()
         self._now = now
         self._prompts: PreparedPrompts | None = None
+        self._blamed: set[str] = set()
 
     def now(self) -> float:
         """Seconds on the engine's clock."""
@@ -96,11 +100,28 @@ class ProcessEngine:
         held = await self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s)
         if held:
             raise LaunchFailed(gpus_busy(held))
+        caches = settings.caches
+        lease = None if caches is None else await asyncio.to_thread(caches.take, to_env(plan.config))
+        try:
+            return await self._launch(plan, lease, on_identity, on_milestone)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+
+    async def _launch(
+        self,
+        plan: LaunchPlan,
+        lease: CacheLease | None,
+        on_identity: Callable[[ServerIdentity], None],
+        on_milestone: Callable[[Milestone], None],
+    ) -> ProcessServer:
+        settings = self._settings
         port = self._ports.fresh()
-        order, log = await self._order(plan, port)
+        order, log = await self._order(plan, port, lease)
         door = ServerDoor(f"http://{LOOPBACK}:{port}", api_key=settings.load.api_key(settings.environ))
         begun = self._now()
-        keeper = await Keeper.spawn(settings.environ)
+        keeper = await Keeper.spawn(settings.environ, held=() if lease is None else (lease.lock,))
         running = RunningServer(keeper=keeper, log=log, door=door, port=port, kind=settings.command.kind)
         started = False
         try:
@@ -115,7 +136,7 @@ class ProcessEngine:
         except KeeperLost as error:
             raise LaunchFailed(_failure(FailureClass.CRASH, line=str(error)), argv=shown_argv(order.argv)) from error
         except _NotReady as error:
-            raise await self._cleared_up(plan, running, error, shown_argv(order.argv)) from error
+            raise await self._cleared_up(plan, running, error, shown_argv(order.argv), lease) from error
         except BaseException:
             # Cancelled, or the caller could not store the identity: nothing may run on.
             await running.stop(settings.grace_s if started else 0.0)
@@ -128,6 +149,8 @@ class ProcessEngine:
             prompts=prompts,
             load=settings.load,
             grace_s=settings.grace_s,
+            judge=lambda failure: self._judged(failure, plan, lease),
+            gone=lambda: None if lease is None else lease.release(),
             free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
             energy=lambda: read_energy(self._guard.probe, plan.gpu_indices),
             probe=self._guard.probe,
@@ -135,7 +158,7 @@ class ProcessEngine:
             now=self._now,
         )
 
-    async def _order(self, plan: LaunchPlan, port: int) -> tuple[ServerOrder, LogTail]:
+    async def _order(self, plan: LaunchPlan, port: int, lease: CacheLease | None) -> tuple[ServerOrder, LogTail]:
         """What the keeper is to start, and its log from here on: an earlier attempt may have left one in the folder.
 
         The log is created here, where a full disk can be told from a bad command.
@@ -155,19 +178,8 @@ class ProcessEngine:
             size = (await asyncio.to_thread(log.stat)).st_size
         except OSError as error:
             raise StorageError(f"cannot write the server's log {str(log)!r}: {error.strerror}") from error
-        order = ServerOrder(argv=argv, log=log, env=self._environment(plan), grace_s=settings.grace_s)
-        return order, LogTail(log, offset=size)
-
-    def _environment(self, plan: LaunchPlan) -> dict[str, str]:
-        """What is added to the inherited environment."""
-        added = {"PYTHONUNBUFFERED": "1"} | to_env(plan.config)
-        if plan.gpu_indices:
-            # NVML and nvidia-smi count in bus order; CUDA counts by speed unless told otherwise.
-            added |= {
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in plan.gpu_indices),
-            }
-        return added
+        env = ({} if lease is None else lease.env) | _environment(plan)
+        return ServerOrder(argv=argv, log=log, env=env, grace_s=settings.grace_s), LogTail(log, offset=size)
 
     async def _until_ready(
         self, plan: LaunchPlan, running: RunningServer, begun: float, on_milestone: Callable[[Milestone], None]
@@ -258,7 +270,12 @@ class ProcessEngine:
         return prompts
 
     async def _cleared_up(
-        self, plan: LaunchPlan, running: RunningServer, why: _NotReady, argv: tuple[str, ...]
+        self,
+        plan: LaunchPlan,
+        running: RunningServer,
+        why: _NotReady,
+        argv: tuple[str, ...],
+        lease: CacheLease | None,
     ) -> LaunchFailed:
         """Stop everything, then say why the start failed."""
         report = await running.stop(self._settings.grace_s)
@@ -274,8 +291,34 @@ class ProcessEngine:
         left: list[tuple[str, Value]] = [("gpu_memory_held", str(gpu)) for gpu in held]
         if report.remaining:
             left.append(("remaining_pids", ", ".join(map(str, report.remaining))))
-        failure = replace(failure, facts=failure.facts + tuple(left))
+        failure = self._judged(replace(failure, facts=failure.facts + tuple(left)), plan, lease)
         return LaunchFailed(failure, _some(running.facts_so_far()), argv)
+
+    def _judged(self, failure: Failure, plan: LaunchPlan, lease: CacheLease | None) -> Failure:
+        """Whose fault a failed compilation is: once per config the cache's, which is replaced, then the config's.
+
+        A cache that was empty when the server started cannot have been damaged before.
+        """
+        if lease is None or failure.kind is not FailureClass.COMPILE_CACHE:
+            return failure
+        if lease.was_empty or plan.config.hash in self._blamed:
+            kind = FailureClass.COMPILE_FAILED
+            return replace(failure, kind=kind, remedies=remedies_for(kind, dict(failure.facts)))
+        self._blamed.add(plan.config.hash)
+        lease.condemn()
+        return replace(failure, facts=(*failure.facts, (REPLACED, str(lease.aside))))
+
+
+def _environment(plan: LaunchPlan) -> dict[str, str]:
+    """What is added to the inherited environment."""
+    added = {"PYTHONUNBUFFERED": "1"} | to_env(plan.config)
+    if plan.gpu_indices:
+        # NVML and nvidia-smi count in bus order; CUDA counts by speed unless told otherwise.
+        added |= {
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in plan.gpu_indices),
+        }
+    return added
 
 
 class _NotReady(Exception):

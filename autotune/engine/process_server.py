@@ -98,6 +98,8 @@ class ProcessServer:
         prompts: PreparedPrompts,
         load: LoadSettings,
         grace_s: float,
+        judge: Callable[[Failure], Failure],
+        gone: Callable[[], None],
         free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
         energy: Callable[[], Awaitable[GpuEnergy | None]],
         probe: GpuProbe | None = None,
@@ -110,6 +112,7 @@ class ProcessServer:
         self._options = prompts.over(load.options(model))
         self._caveats = prompts.caveats
         self._grace_s = grace_s
+        self._judge, self._gone = judge, gone
         self._free_gpus = free_gpus
         self._energy = energy
         self._probe, self._gpu_indices = probe, tuple(gpu_indices)
@@ -188,7 +191,10 @@ class ProcessServer:
     async def stop(self) -> float:
         """See the seam."""
         begun = self._now()
-        report = await self._running.stop(self._grace_s)
+        try:
+            report = await self._running.stop(self._grace_s)
+        finally:  # also when somebody cancels meanwhile: nothing runs any more then
+            self._gone()
         held = await self._free_gpus()
         if held or report.remaining:
             failure = gpus_busy(held)
@@ -234,7 +240,7 @@ class ProcessServer:
             line = "the server ended by itself under load" if status is not None else "the server stopped answering"
             kind = FailureClass.CRASH
             failure = Failure(kind=kind, line=line, remedies=remedies_for(kind, {}), exit_status=status)
-        raise ServerDied(failure, records)
+        raise ServerDied(self._judge(failure), records)
 
     async def _metrics(self) -> Metrics | None:
         text = await self._running.door.metrics()

@@ -131,9 +131,15 @@ _TABLE: dict[FailureClass, tuple[str, ...]] = {
         "Check the data-parallel and master ports too: they must differ from the HTTP port.",
     ),
     _C.COMPILE_CACHE: (
-        "Delete vLLM's torch.compile cache (~/.cache/vllm/torch_compile_cache) and Triton's, then retry.",
+        "Delete vLLM's torch.compile cache (~/.cache/vllm/torch_compile_cache) and Triton's, then retry. A study does "
+        "so by itself, once per config, where the cache is its own.",
         "Give every server that starts at the same time its own VLLM_CACHE_ROOT.",
         "Set VLLM_DISABLE_COMPILE_CACHE=1, or --enforce-eager to see whether compilation is at fault.",
+    ),
+    _C.COMPILE_FAILED: (
+        "Try --enforce-eager to see whether compilation is at fault; it costs throughput.",
+        "Change what the kernel is compiled for: --kv-cache-dtype, the attention or MoE backend, --block-size.",
+        "A kernel that needs more shared memory than this GPU has is a matter of the vLLM version: try another one.",
     ),
     _C.MISSING_DEPENDENCY: ("Install what the line names where the server runs, in the version that vLLM asks for.",),
     _C.HANG: (

@@ -111,6 +111,7 @@ def make_plan(
         traffic=known.traffic,
         checkpoints=tuple(known.shapes.items()),
         generated=generated,
+        cache_dir=here.cache_dir,
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
 

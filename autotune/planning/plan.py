@@ -60,6 +60,7 @@ class StudyPlan:
         traffic: the workload in a few numbers.
         checkpoints: shapes of other checkpoints of the model that the space searches.
         generated: how the space came about; None for one from a file.
+        cache_dir: where servers of studies keep compiled code; None keeps none.
     """
 
     recipe: Recipe
@@ -86,6 +87,7 @@ class StudyPlan:
     traffic: Traffic
     checkpoints: tuple[tuple[str, ModelShape], ...] = ()
     generated: GeneratedSpace | None = None
+    cache_dir: Path | None = None
 
     @property
     def shapes(self) -> tuple[tuple[str, ModelShape], ...]:

@@ -15,6 +15,7 @@ from autotune.records.config import (
 )
 from autotune.records.figures import (
     Caveat,
+    CompileStart,
     CpuUse,
     Estimate,
     Failure,
@@ -84,6 +85,7 @@ __all__ = [
     "RequestRecord",
     "SharedSpan",
     "Caveat",
+    "CompileStart",
     "CpuUse",
     "Estimate",
     "Failure",

@@ -77,6 +77,7 @@ class FailureClass(StrEnum):
     SHARED_MEMORY = "shared_memory"
     PORT_IN_USE = "port_in_use"
     COMPILE_CACHE = "compile_cache"
+    COMPILE_FAILED = "compile_failed"
     MISSING_DEPENDENCY = "missing_dependency"
     HANG = "hang"
     CRASH = "crash"

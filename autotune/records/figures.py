@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from autotune.records.config import ClockKind, FailureClass, Value
 from autotune.records.load import ArrivalCheck, LoadLevel
@@ -205,9 +206,26 @@ class Measurement:
         return next((caveat for caveat in self.caveats if caveat.void), None)
 
 
+class CompileStart(StrEnum):
+    """Where a start had its compiled graphs from.
+
+    COLD: compiled. WARM: all read from the cache. PARTLY: some of each. REBUILT: what the cache held could not be read
+    (damaged, or of another source), which the server noticed itself, and compiled again.
+    """
+
+    COLD = "cold"
+    PARTLY = "partly"
+    REBUILT = "rebuilt"
+    WARM = "warm"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFacts:
-    """Resolved settings and capacities that the server told us, by log or HTTP; None where it did not."""
+    """Resolved settings and capacities that the server told us, by log or HTTP; None where it did not.
+
+    Attributes:
+        compile_start: None where nothing is compiled (`--enforce-eager`), and where the log does not say.
+    """
 
     vllm_version: str | None = None
     kv_cache_tokens: int | None = None
@@ -226,6 +244,7 @@ class ServerFacts:
     startup_s: float | None = None
     load_s: float | None = None
     compile_s: float | None = None
+    compile_start: CompileStart | None = None
     graph_capture_s: float | None = None
     non_default_args: str | None = None
     simulated: bool = False

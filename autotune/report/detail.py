@@ -276,7 +276,10 @@ def _parts(facts: ServerFacts) -> str | None:
     if facts.startup_s is None:
         return None
     parts = [("load", facts.load_s), ("compile", facts.compile_s), ("graph capture", facts.graph_capture_s)]
-    said = ", ".join(f"{name} {seconds(value)}" for name, value in parts if value is not None)
+    told = [f"{name} {seconds(value)}" for name, value in parts if value is not None]
+    if facts.compile_start is not None:
+        told.append(f"compile cache {facts.compile_start}")
+    said = ", ".join(told)
     return f"{seconds(facts.startup_s)} ({said})" if said else seconds(facts.startup_s)
 
 

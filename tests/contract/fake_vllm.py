@@ -16,6 +16,9 @@ Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before
     --fake-version V --fake-model-id ID                 what /version and /v1/models say
     --fake-stall-stream                                 no further token after the first
     --fake-jit N                                        compile a kernel, and say so, in each of the first N completions
+    --fake-compile                                      read a graph from VLLM_CACHE_ROOT, or die of a damaged one; else
+                                                        write it
+    --fake-compile-fails                                die of the compiler, having written to the cache
     --fake-key KEY                                      answer 401 to /v1 without that bearer token
 """
 
@@ -27,6 +30,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 STEPS = (
     "(APIServer pid=1) INFO 11-29 17:25:31 [api_utils.py:339]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.25.1",
@@ -73,6 +77,8 @@ arguments.add_argument("--fake-version", default="0.25.1")
 arguments.add_argument("--fake-model-id")
 arguments.add_argument("--fake-stall-stream", action="store_true")
 arguments.add_argument("--fake-jit", type=int, default=0)
+arguments.add_argument("--fake-compile", action="store_true")
+arguments.add_argument("--fake-compile-fails", action="store_true")
 arguments.add_argument("--fake-key")
 
 
@@ -111,9 +117,44 @@ def leave(status: int) -> None:
     sys.exit(status)
 
 
+GRAPH = "a compiled graph"
+LOADED = (
+    "INFO 11-29 17:25:55 [backends.py:240] Directly load the compiled graph(s) for compile range (1, 8192) from cache"
+)
+COMPILED = "INFO 11-29 17:25:55 [backends.py:290] Compiling a graph for compile range (1, 8192) takes 8.12 s"
+DAMAGED = (
+    "ERROR 11-29 17:25:55 [core.py:708] Traceback (most recent call last):\n"
+    'ERROR 11-29 17:25:55 [core.py:708]   File "/site/torch/_inductor/standalone_compile.py", line 1, in load\n'
+    "ERROR 11-29 17:25:55 [core.py:708] _pickle.UnpicklingError: pickle data was truncated"
+)
+REFUSED = (
+    "ERROR 11-29 17:25:55 [core.py:708] Traceback (most recent call last):\n"
+    'ERROR 11-29 17:25:55 [core.py:708]   File "/site/torch/_inductor/graph.py", line 1, in run\n'
+    "ERROR 11-29 17:25:55 [core.py:708] torch._inductor.exc.InductorError: RuntimeError: no such lowering"
+)
+
+
+def compile_graph(options: argparse.Namespace) -> None:
+    graph = Path(os.environ["VLLM_CACHE_ROOT"]) / "torch_compile_cache" / "ab" / "graph"
+    if options.fake_compile and graph.exists():
+        if graph.read_text() != GRAPH:
+            say(DAMAGED)
+            leave(1)
+        say(LOADED)
+        return
+    graph.parent.mkdir(parents=True, exist_ok=True)
+    graph.write_text(GRAPH)
+    say(COMPILED)
+    if options.fake_compile_fails:
+        say(REFUSED)
+        leave(1)
+
+
 def start(options: argparse.Namespace) -> None:
     for number, line in enumerate([*STEPS, None]):
         time.sleep(options.fake_step_s)
+        if number == 5 and (options.fake_compile or options.fake_compile_fails):
+            compile_graph(options)
         if options.fake_hang_at == number:
             while True:
                 if options.fake_waiting:

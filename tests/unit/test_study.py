@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.engine.compile_cache import REPLACED
 from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan, Surroundings, make_plan
@@ -198,6 +199,30 @@ def test_a_fault_that_stays_is_faulted_after_bounded_attempts(tmp_path: Path) ->
     outcome, _ = finished(tmp_path, script, trials=7, attempts=3)
     faulted = [t for t in outcome.trials if t.result and t.result.outcome is Outcome.FAULTED]
     assert [trial.attempts for trial in faulted] == [3, 3]
+
+
+def test_a_replaced_compile_cache_is_not_charged_to_the_config(tmp_path: Path) -> None:
+    cured = Failure(kind=FailureClass.COMPILE_CACHE, line="truncated", facts=((REPLACED, "/cache/slot-0.replaced"),))
+
+    def script(config: Config, before: int) -> Script:
+        # Afterwards the usual number of attempts is still there: one busy GPU, then measured.
+        failure = {0: cured, 1: BUSY}.get(before) if config.get("max-num-seqs") == 64 else None
+        return Script(launch_failure=failure) if failure else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7, attempts=2)
+    assert all(trial.measured for trial in outcome.trials)
+    assert [trial.attempts for trial in outcome.trials if trial.config.get("max-num-seqs") == 64] == [3, 3]
+
+
+def test_a_config_that_cannot_be_compiled_is_infeasible_at_once(tmp_path: Path) -> None:
+    refused = Failure(kind=FailureClass.COMPILE_FAILED, line="OutOfResources")
+
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=refused) if config.get("max-num-seqs") == 64 else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7)
+    ended = [t for t in outcome.trials if t.result and t.result.failure == refused]
+    assert [(t.attempts, t.result and t.result.outcome) for t in ended] == [(1, Outcome.INFEASIBLE)] * 2
 
 
 def test_a_crash_that_every_attempt_repeats_is_the_configs_own(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autotune.engine.log_lines import HEAD_BYTES, TAIL_BYTES, LineSplitter, LogLine, records_of
 from autotune.engine.logs import LogReader, MilestoneName, Throughput, parse_throughput
-from autotune.records import ServerFacts
+from autotune.records import CompileStart, ServerFacts
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
 GIB = 1024**3
@@ -144,7 +144,7 @@ RECORDED = {
         vllm_version="0.25.1", kv_cache_tokens=919824, max_concurrency=112.28, available_kv_bytes=round(112.28 * GIB),
         weights_bytes=15 * GIB, max_model_len=8192, max_num_batched_tokens=8192, gpu_memory_utilization=0.92,
         kv_cache_dtype="auto", dtype="bfloat16", attention_backend="FLASH_ATTN", prefix_caching=True,
-        chunked_prefill=True, load_s=1.52649, compile_s=18.13, graph_capture_s=5.0,
+        chunked_prefill=True, load_s=1.52649, compile_s=18.13, graph_capture_s=5.0, compile_start=CompileStart.COLD,
         non_default_args="{'model_tag': '/tmp/models/llama8b', 'host': '127.0.0.1', 'port': 8123, "
         "'model': '/tmp/models/llama8b', 'max_model_len': 8192, 'load_format': 'dummy'}",
     ),
@@ -166,6 +166,9 @@ def test_facts_of_a_recorded_log(name):
     ("name", "field", "value"),
     [
         ("h200-0.25/B-seqs32", "max_num_seqs", 32),
+        ("h200-0.25/B-seqs32", "compile_start", CompileStart.COLD),
+        ("h200-0.25/F-noprefix", "compile_start", CompileStart.WARM),
+        ("h200-0.25/G-eager", "compile_start", None),
         ("h200-0.25/D-fp8kv", "kv_cache_dtype", "fp8"),
         ("h200-0.25/D-fp8kv", "kv_cache_tokens", 1839648),
         ("h200-0.25/E-util0.18", "gpu_memory_utilization", 0.18),

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -23,7 +24,9 @@ from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.load.loops import new_loop
 from autotune.load.tokenizing import find_tokenizer
 from autotune.node.probe import GpuProbe
+from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
+from autotune.planning.weights import weights_wanted
 from autotune.records import ClockKind, EngineKind
 from autotune.search.asked import asked_rule
 from autotune.search.proposer import Proposer
@@ -62,6 +65,7 @@ def run_study(
         with folder.locked(me), Projection.open(store) as projection:
             study = _aim(store, study, target)
             reap_left_over(store, study.name, observer)
+            fetch_all_weights(plan, observer)
             engine, clock, sleep = make_engine(plan, probe)
             run = StudyRun(
                 plan=plan,
@@ -170,6 +174,22 @@ def reap_left_over(store: Store, study: str, observer: StudyObserver) -> None:
                     hint="End it by hand (it may be stuck in the driver), then run the same command again.",
                 )
         store.interrupt_attempt(study, attempt.trial, attempt.number)
+
+
+def fetch_all_weights(plan: StudyPlan, observer: StudyObserver) -> None:
+    """Before the first launch, whose start deadline is no time to download in.
+
+    Raises:
+        WeightsMissing: the hub does not give them, or there is no room; the study is kept as it is.
+        Interrupted: Ctrl-C; what arrived is kept.
+    """
+    try:
+        for order in weights_wanted(plan, os.environ, Path.home()):
+            fetch_weights(order, os.environ, observer.note)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "the download of the weights was stopped; what arrived is kept", hint="The same command goes on with it."
+        ) from None
 
 
 def make_engine(

@@ -17,6 +17,7 @@ AutotuneError
 ├─ StudyBusy                25   another tuner runs this study (or uses this node)
 ├─ NotPromotable            26   simulated, or nothing measured
 ├─ StudyFatal               27   no config can fix it: driver, gated model, missing dependency
+│  └─ LoadWorkerLost             a process of the load client was killed
 ├─ NodeUnfit                31   a check of `doctor` failed
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
@@ -227,6 +228,10 @@ class StudyFatal(AutotuneError):
     """No config can cure it (driver, gated model, missing dependency): the study stops, everything is kept."""
 
     exit_code = ExitCode.STUDY_FATAL
+
+
+class LoadWorkerLost(StudyFatal):
+    """A process of the load client ended before its work was done, or answers no more; no config is to blame."""
 
 
 class NothingMeasured(AutotuneError):

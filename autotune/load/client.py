@@ -9,25 +9,27 @@ text that he has not got.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
+import math
 import os
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from autotune.errors import InvalidOption, StorageError
+from autotune.errors import InvalidOption
 from autotune.load.address import check_url
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
 from autotune.load.bodies import BodyStore
-from autotune.load.exchange import Timeouts, Transport, TransportKind
+from autotune.load.exchange import Timeouts, TransportKind
+from autotune.load.level_run import LevelRun, no_garbage_collection
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
-from autotune.load.timer import Sleeper
-from autotune.load.transports import open_transport
+from autotune.load.transports import check_headers, open_transport
+from autotune.load.workers import SharedLevel, drive_shared
+from autotune.load.workers_split import STREAM_CHUNKS_S, deal, expected_chunks_s, workers_for
 from autotune.load.workloads import Api
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
 
@@ -47,8 +49,11 @@ _PATHS = {Api.CHAT: "/v1/chat/completions", Api.COMPLETIONS: "/v1/completions"}
 _BATCH = 64
 """Bodies made in one go, in a thread: the event loop (a server's health, Ctrl-C) is looked after in between."""
 
-_READY_CONNECTIONS = 64
-"""Opened beforehand for an open loop, whose number in flight nobody knows yet."""
+_READY_S, _FEWEST_READY, _MOST_READY = 2.0, 64, 512
+"""Connections opened beforehand for an open loop, whose number in flight nobody knows yet: the arrivals of so long."""
+
+_SPARE = 8
+"""Connections that an open loop keeps ready from then on: to open one takes a request longer than to be sent."""
 
 _SPARE_FILES = 128
 """Open files left to the rest of the program when sockets are counted against the limit."""
@@ -73,6 +78,9 @@ class DriveOptions:
         abort: set by the caller when the server is gone; the level ends at once.
         on_record: called with each record as its request ends.
         transport: what carries the requests; None for the quickest that can.
+        workers: processes that carry the level, each on a core of its own; None for as many as its chunks need and
+            cores are free. With more than one, the prompts of a level are copied to them.
+        stream_chunks_s: chunks per second that one stream of a closed loop is expected to bring; decides `workers`.
     """
 
     api: Api
@@ -92,6 +100,8 @@ class DriveOptions:
     abort: asyncio.Event | None = None
     on_record: Callable[[RequestRecord], None] | None = None
     transport: TransportKind | None = None
+    workers: int | None = None
+    stream_chunks_s: float = STREAM_CHUNKS_S
 
 
 async def drive(
@@ -106,33 +116,131 @@ async def drive(
     Raises:
         InvalidOption: `base_url` is not one that load may go to, or this process may not open enough sockets.
         StorageError: the prompts are more than memory and temporary files hold.
+        LoadWorkerLost: one of several processes was killed.
         ValueError: a turn follows a request that is not planned before it.
     """
     base = check_url(base_url, allow_remote=options.allow_remote)
     closed = level.arrivals is Arrivals.CLOSED
     in_flight = (level.concurrency or 1) if closed else min(options.max_in_flight, len(requests))
     _ensure_sockets(in_flight)
+    offsets_s: tuple[float, ...] = ()
+    if closed:
+        stagger_s = default_stagger_s(in_flight) if options.stagger_s is None else options.stagger_s
+        offsets_s = closed_offsets(in_flight, stagger_s)
     with closing(BodyStore()) as bodies:
-        await _fill(bodies, requests, options)
-        run = _Level(requests, bodies, options)
-        async with open_transport(
-            base + _PATHS[options.api],
+        prepared = SharedLevel(
+            url=base + _PATHS[options.api],
             headers=auth_headers(options),
             timeouts=options.timeouts,
-            now=run.now,
-            kind=options.transport,
-        ) as transport:
-            if options.before_start is not None:
-                await options.before_start()
-            await transport.prepare(min(in_flight if closed else _READY_CONNECTIONS, in_flight, len(requests)))
-            # The clock's zero is set only now that everything is prepared.
-            with _young_garbage_only():
-                await run.run(transport, level, in_flight)
-    records = tuple(sorted(run.records, key=lambda record: record.index))
-    if not records:
+            transport=options.transport,
+            level=level,
+            requests=requests,
+            bodies=bodies,
+            offsets_s=offsets_s,
+            deadline_s=options.deadline_s,
+            connections=ready_connections(level, in_flight, len(requests)),
+            spare=0 if closed else _SPARE,
+        )
+        workers = _workers(level, requests, options)
+        check_headers(prepared.headers)
+        shares = deal(level, requests, in_flight, workers) if workers > 1 else ()
+        if len(shares) < 2:
+            return await _drive_here(prepared, bodies, in_flight, options)
+        SendingOrder(requests)  # the same refusal as if they were sent here
+        await _fill(bodies, requests, options)
+        found = await drive_shared(
+            prepared,
+            shares,
+            before_start=options.before_start,
+            abort=options.abort,
+            on_record=None if options.on_record is None else lambda record: _tell(record, options),
+        )
+    return in_order([_without_secret(record, options) for record in found])
+
+
+async def _drive_here(
+    prepared: SharedLevel, bodies: BodyStore, in_flight: int, options: DriveOptions
+) -> tuple[tuple[RequestRecord, ...], float]:
+    """The level in this process."""
+    readings: list[Reading] = []
+    await _fill(bodies, prepared.requests, options)
+    run = LevelRun(
+        prepared.requests,
+        bodies,
+        clock=options.clock,
+        keep=lambda reading: _keep(reading, readings, options),
+    )
+    async with open_transport(
+        prepared.url, headers=prepared.headers, timeouts=options.timeouts, now=run.now, kind=options.transport
+    ) as transport:
+        if options.before_start is not None:
+            await options.before_start()
+        await transport.prepare(prepared.connections, prepared.spare)
+        # The clock's zero is set only now that everything is prepared.
+        with no_garbage_collection():
+            await run.run(
+                transport,
+                prepared.level,
+                in_flight,
+                deadline_s=options.deadline_s,
+                abort=options.abort,
+                offsets_s=prepared.offsets_s,
+            )
+    return in_order([_record(reading, options) for reading in readings])
+
+
+def _workers(level: LoadLevel, requests: Sequence[PlannedRequest], options: DriveOptions) -> int:
+    """How many processes carry the level.
+
+    One where the clock is the caller's own.
+    """
+    if options.clock is not time.perf_counter:
+        return 1
+    if options.workers is not None:
+        return options.workers
+    return workers_for(expected_chunks_s(level, requests, options.stream_chunks_s), free_cores())
+
+
+def free_cores() -> int:
+    """Cores that this process may use and nobody has used in the last minute; at least 1."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # Linux alone tells
+        cores = os.cpu_count() or 1
+    return max(1, cores - math.ceil(os.getloadavg()[0]))
+
+
+def in_order(found: Sequence[RequestRecord]) -> tuple[tuple[RequestRecord, ...], float]:
+    """The records of a level by index, and the seconds from its first due request to its last end."""
+    if not found:
         return (), 0.0
-    ends = [r.done_s for r in records if r.done_s is not None]
-    return records, max(ends) - min(r.scheduled_s for r in records)
+    ends = [r.done_s for r in found if r.done_s is not None]
+    return tuple(sorted(found, key=lambda r: r.index)), max(ends) - min(r.scheduled_s for r in found)
+
+
+def ready_connections(level: LoadLevel, in_flight: int, requests: int) -> int:
+    """How many connections are opened before the clock starts."""
+    most = min(in_flight, requests)
+    if level.arrivals is Arrivals.CLOSED:
+        return most
+    arriving = math.ceil((level.rate_rps or 0.0) * _READY_S)
+    return min(most, max(_FEWEST_READY, min(_MOST_READY, arriving)))
+
+
+def _keep(reading: Reading, readings: list[Reading], options: DriveOptions) -> None:
+    """What ended becomes a record after the level, unless somebody wants it now: that costs as much as ten chunks."""
+    readings.append(reading)
+    if options.on_record is not None:
+        options.on_record(_record(reading, options))
+
+
+def _tell(record: RequestRecord, options: DriveOptions) -> None:
+    if options.on_record is not None:
+        options.on_record(_without_secret(record, options))
+
+
+def _record(reading: Reading, options: DriveOptions) -> RequestRecord:
+    return _without_secret(reading.record(), options)
 
 
 def request_body(request: PlannedRequest, prompt: Prompt, options: DriveOptions) -> bytes:
@@ -178,160 +286,6 @@ def prompt_fields(prompt: Prompt, api: Api) -> dict[str, object]:
             raise TypeError(f"{type(prompt).__name__} is no prompt")
 
 
-class _Level:
-    """One level while it runs."""
-
-    def __init__(self, requests: Sequence[PlannedRequest], bodies: BodyStore, options: DriveOptions) -> None:
-        self._requests = requests
-        self._bodies = bodies
-        self._options = options
-        self._clock = options.clock
-        self._start = self._clock()
-        self._ending: RequestError | None = None
-        self._order = SendingOrder(requests)
-        self._freed = asyncio.Event()
-        self._ends = {request.after: asyncio.Event() for request in requests if request.after is not None}
-        self._ended_s: dict[int, float] = {}
-        self._sleeper = Sleeper(self.now)
-        self.records: list[RequestRecord] = []
-
-    def now(self) -> float:
-        """Seconds after the level's start."""
-        return self._clock() - self._start
-
-    async def run(self, transport: Transport, level: LoadLevel, in_flight: int) -> None:
-        """Until everything sent has ended, the deadline passes or the caller aborts."""
-        self._start = self._clock()
-        sending = asyncio.create_task(
-            self._closed(transport, in_flight)
-            if level.arrivals is Arrivals.CLOSED
-            else self._open(transport, in_flight)
-        )
-        abort = self._options.abort
-        aborting = asyncio.create_task(abort.wait()) if abort is not None else None
-        waited = {sending, aborting} if aborting is not None else {sending}
-        with self._sleeper:
-            try:
-                await asyncio.wait(waited, timeout=self._options.deadline_s, return_when=asyncio.FIRST_COMPLETED)
-                if not sending.done():
-                    aborted = aborting is not None and aborting.done()
-                    self._ending = RequestError.ABORTED if aborted else RequestError.DEADLINE
-            finally:
-                # Also when the caller cancels: no request outlives the level.
-                for task in waited:
-                    task.cancel()
-                await asyncio.wait(waited)
-        if not sending.cancelled():
-            _raise_first(sending)
-
-    async def _closed(self, transport: Transport, concurrency: int) -> None:
-        stagger_s = self._options.stagger_s
-        spread_s = default_stagger_s(concurrency) if stagger_s is None else stagger_s
-        async with asyncio.TaskGroup() as group:
-            for offset in closed_offsets(concurrency, spread_s):
-                group.create_task(self._slot(transport, offset))
-
-    async def _slot(self, transport: Transport, offset_s: float) -> None:
-        await self._sleeper.until(offset_s)
-        free_s = offset_s
-        while self._order.left:
-            taken = self._order.take()
-            if taken is None:
-                await self._freed.wait()
-                continue
-            place, earlier_s = taken
-            due_s = free_s if earlier_s is None else max(free_s, earlier_s)
-            free_s = await self._one(transport, place, due_s)
-
-    async def _open(self, transport: Transport, most: int) -> None:
-        free = asyncio.Semaphore(max(1, most))
-        sent = 0
-        try:
-            async with asyncio.TaskGroup() as group:
-                for place, request in enumerate(self._requests):
-                    await self._sleeper.until(_due(request))
-                    if self._able_s(request) is None:
-                        group.create_task(self._later(transport, place, free))
-                    else:
-                        await free.acquire()
-                        task = group.create_task(self._one(transport, place, self._able_s(request) or 0.0))
-                        task.add_done_callback(lambda _task: free.release())
-                    sent += 1
-                    # A task cancelled before its first step would leave no record: let it start.
-                    await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            for request in self._requests[sent:]:
-                self._keep_unsent(request)
-            raise
-
-    async def _later(self, transport: Transport, place: int, free: asyncio.Semaphore) -> None:
-        """A turn whose predecessor was still open when it was due."""
-        request = self._requests[place]
-        try:
-            if request.after is not None:
-                await self._ends[request.after].wait()
-            await free.acquire()
-        except asyncio.CancelledError:
-            self._keep_unsent(request)
-            raise
-        try:
-            await self._one(transport, place, self._able_s(request) or 0.0)
-        finally:
-            free.release()
-
-    def _able_s(self, request: PlannedRequest) -> float | None:
-        """When a request of an open loop is due and its earlier turn has ended; None while that is open."""
-        if request.after is None:
-            return _due(request)
-        ended_s = self._ended_s.get(request.after)
-        return None if ended_s is None else max(_due(request), ended_s)
-
-    async def _one(self, transport: Transport, place: int, due_s: float) -> float:
-        """One request; returns when its slot came free."""
-        reading = Reading(self._requests[place], due_s)
-        try:
-            await transport.exchange(self._bodies[place], reading)
-        except asyncio.CancelledError:
-            if self._ending is not None:
-                reading.fail(self._ending, "open when the level ended", self.now())
-                self._keep(reading)
-            raise
-        self._keep(reading)
-        done_s = self.now() if reading.done_s is None else reading.done_s
-        self._let_go(reading.request.index, done_s)
-        return done_s
-
-    def _let_go(self, index: int, at_s: float) -> None:
-        """A request has ended, well or not: what follows it may be sent."""
-        if index not in self._ends:
-            return
-        self._ended_s[index] = at_s
-        self._ends[index].set()
-        if self._order.ended(index, at_s):
-            self._freed.set()
-            self._freed = asyncio.Event()
-
-    def _keep_unsent(self, request: PlannedRequest) -> None:
-        """A request that could have been sent and was not; one whose earlier turn is open never could."""
-        able_s = self._able_s(request)
-        if self._ending is not None and able_s is not None and able_s <= self.now():
-            reading = Reading(request, able_s)
-            reading.fail(self._ending, "due, but never sent", self.now())
-            self._keep(reading)
-
-    def _keep(self, reading: Reading) -> None:
-        record = _without_secret(reading.record(), self._options)
-        self.records.append(record)
-        if self._options.on_record is not None:
-            self._options.on_record(record)
-
-
-def _due(request: PlannedRequest) -> float:
-    if request.scheduled_s is None:
-        raise ValueError(f"request {request.index} of an open loop has no due time")
-    return request.scheduled_s
-
-
 async def _fill(bodies: BodyStore, requests: Sequence[PlannedRequest], options: DriveOptions) -> None:
     """Every request's bytes, made before the clock starts: rendering while sending would make requests late."""
 
@@ -341,27 +295,6 @@ async def _fill(bodies: BodyStore, requests: Sequence[PlannedRequest], options: 
 
     for start in range(0, len(requests), _BATCH):
         await asyncio.to_thread(make, requests[start : start + _BATCH])
-
-
-@contextmanager
-def _young_garbage_only() -> Iterator[None]:
-    """Leave what was there before out of garbage collection: looking through all of it takes tens of milliseconds."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _raise_first(sending: asyncio.Task[None]) -> None:
-    """What went wrong on our side while sending, out of the group that asyncio wraps it in."""
-    try:
-        sending.result()
-    except ExceptionGroup as group:
-        ours = group.subgroup(StorageError)
-        if ours is None:
-            raise
-        raise ours.exceptions[0] from group
 
 
 def auth_headers(options: DriveOptions) -> dict[str, str]:

@@ -57,32 +57,62 @@ class Timeouts:
     connect_s: float = 10.0
 
 
+Ended = Callable[[Reading, BaseException | None], None]
+"""Called once when a request is over and its connection is free; with an exception only where the program is wrong."""
+
+
 class Transport(Protocol):
     """Carries requests to one endpoint.
 
-    The driver calls it, many times at once. It returns when the response is over and the connection is free; every
-    failure goes into `reading`, nothing is raised but the caller's own cancellation, which leaves `reading` open.
-    `prepare` is called once, before the clock starts; it opens so many connections if it can, and never fails.
+    The driver calls it, many times at once, and never waits for it. `send` returns at once; it calls `ended` later,
+    never from within. Every failure goes into `reading`. `abandon` gives up what is open, whose `ended` is not called.
+    `prepare` is called once, before the clock starts; it opens so many connections if it can, keeps `spare` of them
+    ready from then on, and never fails.
     """
 
-    async def prepare(self, connections: int) -> None: ...
+    async def prepare(self, connections: int, spare: int = 0) -> None: ...
 
-    async def exchange(self, body: bytes, reading: Reading) -> None: ...
+    def send(self, body: bytes, reading: Reading, ended: Ended) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class AiohttpTransport:
-    """Requests through an aiohttp session that was made by `open_transport`."""
+    """Requests through an aiohttp session that was made by `open_aiohttp`; each is a task."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, now: Callable[[], float]) -> None:
         self._session = session
         self._url = url
         self._now = now
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def prepare(self, connections: int) -> None:
+    async def prepare(self, connections: int, spare: int = 0) -> None:
         """Nothing: aiohttp opens a connection when a request needs one."""
 
-    async def exchange(self, body: bytes, reading: Reading) -> None:
+    def send(self, body: bytes, reading: Reading, ended: Ended) -> None:
         """Send `body`, feed the answer to `reading`."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled():
+                ended(reading, task.exception())
+
+        task = asyncio.create_task(self._exchange(body, reading))
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    def abandon(self) -> None:
+        """Give up what is open."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def close(self) -> None:
+        """Give up what is open, and wait until that is so."""
+        self.abandon()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _exchange(self, body: bytes, reading: Reading) -> None:
         try:
             async with self._session.post(
                 self._url, data=body, allow_redirects=False, trace_request_ctx=reading
@@ -137,7 +167,11 @@ async def open_aiohttp(
         auto_decompress=False,
         skip_auto_headers=("Accept-Encoding",),
     ) as session:
-        yield AiohttpTransport(session, url, now)
+        transport = AiohttpTransport(session, url, now)
+        try:
+            yield transport
+        finally:
+            await transport.close()
 
 
 def classify(error: BaseException) -> tuple[RequestError, str]:

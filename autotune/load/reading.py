@@ -18,6 +18,7 @@ JSON is parsed until the first token and wherever a frame is unlike it (token_fr
 
 from __future__ import annotations
 
+from array import array
 from enum import StrEnum
 
 import numpy as np
@@ -109,7 +110,7 @@ class Reading:
         self._first_frame_s: float | None = None
         self._first_content_s: float | None = None
         self.done_s: float | None = None
-        self._times: list[float] = []
+        self._times = array("d")
         # The shape of the last token frame that was parsed, and whether bytes may be held against it now.
         self._quick = False
         self._head = self._tail = b""
@@ -192,10 +193,15 @@ class Reading:
         self._note(kind, message)
         self.done_s = at_s
 
+    @property
+    def first_token_s(self) -> float | None:
+        """When the first token came; None while there is none."""
+        return self._times[0] if self._times else None
+
     def record(self) -> RequestRecord:
         """What happened, stamps rounded to the microsecond (what a file keeps of them)."""
         usage = self._usage
-        times = tuple((np.rint(np.array(self._times) * 1e6) / 1e6).tolist())
+        times = tuple((np.rint(np.frombuffer(self._times) * 1e6) / 1e6).tolist()) if self._times else ()
         return RequestRecord(
             index=self.request.index,
             scheduled_s=round(self.scheduled_s * 1e6) / 1e6,

@@ -93,6 +93,7 @@ class Sleeper:
         self._now = now
         self._lead_s = lead_s
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._left = False
         self._order = 0
         self._timer: _TimerDescriptor | None = None
         self._wanted = descriptor
@@ -109,7 +110,8 @@ class Sleeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whoever still waits is cancelled."""
+        """Whoever still waits is cancelled; nothing is called any more."""
+        self._left = True
         if self._timer is not None:
             asyncio.get_running_loop().remove_reader(self._timer.number)
             self._timer.close()
@@ -136,13 +138,38 @@ class Sleeper:
         while self._now() < at_s:  # noqa: ASYNC110 - waits for a time, not for a state
             await asyncio.sleep(0)
 
+    def call(self, at_s: float, what: Callable[[], None]) -> None:
+        """Call `what` at `at_s` of the clock or right after, never before and never from within; no task is needed."""
+        left_s = at_s - self._now()
+        loop = asyncio.get_running_loop()
+        if self._timer is None:
+            loop.call_later(max(0.0, left_s - EARLY_S), self._turn, at_s, what)
+        elif left_s <= self._lead_s:
+            loop.call_soon(self._turn, at_s, what)
+        else:
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._wait(self._timer, at_s - self._lead_s, left_s - self._lead_s, waiter)
+            waiter.add_done_callback(lambda ended: None if ended.cancelled() else self._turn(at_s, what))
+
+    def _turn(self, at_s: float, what: Callable[[], None]) -> None:
+        """Call it when it is time, else look again when the loop has looked after all others."""
+        if self._left:
+            return
+        if self._now() >= at_s:
+            what()
+        else:
+            asyncio.get_running_loop().call_soon(self._turn, at_s, what)
+
     async def _rung(self, timer: _TimerDescriptor, at_s: float, left_s: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._wait(timer, at_s, left_s, waiter)
+        await waiter
+
+    def _wait(self, timer: _TimerDescriptor, at_s: float, left_s: float, waiter: asyncio.Future[None]) -> None:
         self._order += 1
         heappush(self._waiting, (at_s, self._order, waiter))
         if self._waiting[0][2] is waiter:
             timer.set(left_s)
-        await waiter
 
     def _ring(self) -> None:
         """The descriptor is readable: let go whose time has come, and set it to the next."""

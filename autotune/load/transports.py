@@ -29,13 +29,22 @@ async def open_transport(
     Raises:
         InvalidOption: a header that would break the request, or a URL that `kind` cannot reach.
     """
-    for name, value in headers.items():
-        if not _FORBIDDEN.isdisjoint(name + value):
-            # Not shown: it may be the secret.
-            raise InvalidOption("--api-key-env", "(not shown)", f"a value of the header {name} without line breaks")
+    check_headers(headers)
     if kind is TransportKind.RAW and not is_plain(url):
         raise InvalidOption("--url", url, "a plain http:// URL without credentials, for the raw transport")
     chosen = kind or (TransportKind.RAW if is_plain(url) else TransportKind.AIOHTTP)
     opening = open_raw if chosen is TransportKind.RAW else open_aiohttp
     async with opening(url, headers=headers, timeouts=timeouts, now=now) as transport:
         yield transport
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """That no header breaks the request.
+
+    Raises:
+        InvalidOption: one would.
+    """
+    for name, value in headers.items():
+        if not _FORBIDDEN.isdisjoint(name + value):
+            # Not shown: it may be the secret.
+            raise InvalidOption("--api-key-env", "(not shown)", f"a value of the header {name} without line breaks")

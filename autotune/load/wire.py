@@ -1,20 +1,23 @@
 """Requests over plain HTTP/1.1 without a client library in between: a protocol of asyncio and httptools' parser.
 
-A chunk costs a read, a clock, the parser and a comparison of bytes; the clock comes first. Connections are kept alive,
-and opened before the level's clock starts. What this cannot do (TLS, credentials in the URL) is aiohttp's.
+A chunk costs a read, a clock and a comparison of bytes; the clock comes first. Where a read is exactly one HTTP chunk
+and the parser stands between two, its framing is seen without the parser, which would stand there again. Connections
+are kept alive, and opened before the level's clock starts. What this cannot do (TLS, credentials in the URL) is
+aiohttp's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from autotune.load.exchange import DRAIN_S, ERROR_BODY_BYTES, KEEP_ALIVE_S, STREAM_TYPES, Timeouts, judge
+from autotune.load.exchange import DRAIN_S, ERROR_BODY_BYTES, KEEP_ALIVE_S, STREAM_TYPES, Ended, Timeouts, judge
 from autotune.load.reading import Reading, RequestError
 
 FRESH_S = 30.0
@@ -25,6 +28,11 @@ _OPEN_AT_ONCE = 64
 """Connections being opened; a server's backlog may be as short as 128 and costs a second when it overflows."""
 
 _CLOSE_S = 1.0
+
+_SIZES = {form % size: size for size in range(1, 2048) for form in (b"%x", b"%X")}
+"""The usual size lines of chunks (RFC 9112, section 7.1); any other is the parser's."""
+
+_LONGEST_SIZE = 5
 
 
 def is_plain(url: str) -> bool:
@@ -55,40 +63,41 @@ class RawTransport:
         self._now = now
         self._idle: list[_Connection] = []
         self._open: set[_Connection] = set()
+        self._spare = 0
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    async def prepare(self, connections: int) -> None:
+    async def prepare(self, connections: int, spare: int = 0) -> None:
         """Open so many connections, if the server takes them."""
+        self._spare = spare
         missing = connections - len(self._idle)
-
-        async def open_one() -> bool:
-            try:
-                async with asyncio.timeout(self._timeouts.connect_s):
-                    self._idle.append(await self._connect())
-            except OSError:  # TimeoutError is one; the requests will find out themselves
-                return False
-            return True
-
         while missing > 0:
-            opened = await asyncio.gather(*(open_one() for _ in range(min(missing, _OPEN_AT_ONCE))))
+            opened = await asyncio.gather(*(self._open_one() for _ in range(min(missing, _OPEN_AT_ONCE))))
             missing = missing - len(opened) if all(opened) else 0
 
-    async def exchange(self, body: bytes, reading: Reading) -> None:
-        """Send `body`, feed the answer to `reading`."""
+    def send(self, body: bytes, reading: Reading, ended: Ended) -> None:
+        """Send `body` now, feed the answer to `reading`."""
         end_s = self._now() + self._timeouts.request_s
-        connection = self._take_idle() or await self._connect_for(reading)
-        if connection is None:
-            return
-        answer = connection.ask(b"%b%d\r\n\r\n%b" % (self._head, len(body), body), reading, end_s)
-        try:
-            await answer
-        except asyncio.CancelledError:
-            connection.abandon(reading)
-            raise
-        if connection.reusable:
-            self._idle.append(connection)
+        request = b"%b%d\r\n\r\n%b" % (self._head, len(body), body)
+        connection = self._take_idle()
+        if connection is not None:
+            connection.ask(request, reading, end_s, ended)
+        else:
+            self._in_background(self._connect_and_ask(request, reading, end_s, ended), reading, ended)
+        if len(self._idle) < self._spare and len(self._tasks) < self._spare:
+            self._in_background(self._open_one(), reading, ended)
+
+    def abandon(self) -> None:
+        """Give up whatever is open or being opened."""
+        for task in self._tasks:
+            task.cancel()
+        for connection in tuple(self._open):
+            connection.abandon()
 
     async def close(self) -> None:
         """Drop every connection."""
+        self.abandon()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         lost = [connection.lost for connection in self._open]
         for connection in tuple(self._open):
             connection.drop()
@@ -105,23 +114,46 @@ class RawTransport:
             connection.drop()
         return None
 
-    async def _connect_for(self, reading: Reading) -> _Connection | None:
+    async def _open_one(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeouts.connect_s):
+                self._idle.append(await self._connect())
+        except OSError:  # TimeoutError is one; the requests will find out themselves
+            return False
+        return True
+
+    async def _connect_and_ask(self, request: bytes, reading: Reading, end_s: float, ended: Ended) -> None:
         limits = self._timeouts
         try:
             async with asyncio.timeout(min(limits.connect_s, limits.request_s)):
-                return await self._connect()
+                connection = await self._connect()
         except TimeoutError:
             kind = RequestError.REFUSED if limits.connect_s <= limits.request_s else RequestError.STALLED
             reading.fail(kind, "no connection in time", self._now())
         except OSError as error:
             reading.fail(RequestError.REFUSED, f"{type(error).__name__}: {error}", self._now())
-        return None
+        else:
+            connection.ask(request, reading, end_s, ended)
+            return
+        ended(reading, None)
+
+    def _in_background(self, doing: Coroutine[object, object, object], reading: Reading, ended: Ended) -> None:
+        """Beside all else; what is not foreseen goes where the end of the request that needed it would."""
+
+        def done(task: asyncio.Task[object]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                ended(reading, error)
+
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(done)
 
     async def _connect(self) -> _Connection:
         loop = asyncio.get_running_loop()
         host, port = self._address
         _transport, connection = await loop.create_connection(
-            lambda: _Connection(loop, self._timeouts.stall_s, self._now, self._open), host, port
+            lambda: _Connection(loop, self._timeouts.stall_s, self._now, self._open, self._idle), host, port
         )
         # The address that answered, so that a name is looked up once.
         self._address = connection.peer() or self._address
@@ -132,18 +164,23 @@ class _Connection(asyncio.Protocol):
     """One connection; carries one request at a time. The parser's callbacks are its `on_...` methods."""
 
     __slots__ = (
-        "_answer",
         "_at_s",
+        "_between_chunks",
         "_content_type",
+        "_descriptor",
         "_draining",
         "_end_s",
+        "_ended",
         "_feed",
+        "_finished",
         "_head_ended",
+        "_idle",
         "_loop",
         "_members",
         "_now",
         "_parse",
         "_parser",
+        "_quick",
         "_raw",
         "_reading",
         "_sized",
@@ -157,20 +194,29 @@ class _Connection(asyncio.Protocol):
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, stall_s: float, now: Callable[[], float], members: set[_Connection]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        stall_s: float,
+        now: Callable[[], float],
+        members: set[_Connection],
+        idle: list[_Connection],
     ) -> None:
         self._loop = loop
         self._stall_s = stall_s
         self._now = now
         self._members = members
+        self._idle = idle
         self.lost: asyncio.Future[None] = loop.create_future()
         self.used = False
         self.idle_since_s = now()
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1
         self._parser = httptools.HttpResponseParser(self)
         self._parse = self._parser.feed_data
         self._reading: Reading | None = None
-        self._answer: asyncio.Future[None] | None = None
+        self._ended: Ended | None = None
+        # A request that is over and not yet told of: that waits until the parser has returned.
+        self._finished: Reading | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = 0.0
         self._end_s = 0.0
@@ -179,7 +225,7 @@ class _Connection(asyncio.Protocol):
         self._raw = bytearray()
         self._content_type = ""
         self._status = 0
-        self._sized = self._head_ended = self._draining = False
+        self._sized = self._head_ended = self._draining = self._between_chunks = self._quick = False
         self._forget_answer()
 
     @property
@@ -192,23 +238,29 @@ class _Connection(asyncio.Protocol):
         name = self._transport.get_extra_info("peername") if self._transport is not None else None
         return (str(name[0]), int(name[1])) if name else None
 
-    def ask(self, request: bytes, reading: Reading, end_s: float) -> asyncio.Future[None]:
-        """Write a request in one go; the future is done when its answer is over. Only where `reusable`."""
+    def ask(self, request: bytes, reading: Reading, end_s: float, ended: Ended) -> None:
+        """Write a request in one go; `ended` is called when its answer is over. Only where `reusable`."""
         assert self._transport is not None  # reusable says so
         self._reading = reading
-        self._answer = self._loop.create_future()
+        self._ended = ended
         self._end_s = end_s
         self._forget_answer()
         self.used = True
         self._at_s = self._now()
         self._timer = self._loop.call_later(min(self._stall_s, end_s - self._at_s), self._look)
+        written = 0
         reading.sent(self._at_s)
-        self._transport.write(request)
-        return self._answer
+        if self._descriptor >= 0 and not self._transport.get_write_buffer_size():
+            # Past the transport: uvloop's writes when all that has been read in this turn has been looked after.
+            with suppress(OSError):  # full, or gone: the transport finds out
+                written = os.write(self._descriptor, request)
+        if written < len(request):
+            self._transport.write(request[written:])
 
-    def abandon(self, reading: Reading) -> None:
-        """The caller waits no longer; `reading` stays as it is."""
-        if self._reading is reading:
+    def abandon(self) -> None:
+        """Nobody waits any longer; what was read stays as it is."""
+        self._ended = None
+        if self._reading is not None:
             self._reading = None
             self.drop()
 
@@ -221,27 +273,44 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Of asyncio."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        socket = transport.get_extra_info("socket")
+        self._descriptor = -1 if socket is None else socket.fileno()
         self._members.add(self)
 
     def data_received(self, data: bytes) -> None:
         """Of asyncio: the hot path."""
-        self._at_s = self._now()  # before any parsing
-        try:
-            self._parse(data)
-        except httptools.HttpParserError as error:
-            self._end(RequestError.PROTOCOL, f"not HTTP: {error}")
-            self.drop()
-            return
+        at_s = self._at_s = self._now()  # before any parsing
+        if self._quick and self._feed is not None:
+            end = data.find(b"\r\n", 0, _LONGEST_SIZE)
+            if _SIZES.get(data[: max(end, 0)]) == len(data) - end - 4 and data.endswith(b"\r\n"):
+                self._feed(data[end + 2 : -2], at_s)
+            else:
+                self._parse_on(data)
+        else:
+            self._parse_on(data)
         reading = self._reading
         if reading is not None and reading.done_s is not None and not self._draining:
             # [DONE] is here, the end of the response is not: it gets a moment, then the connection is given up.
             self._draining = True
             self._stop_timer()
             self._timer = self._loop.call_later(DRAIN_S, self._give_up)
+        elif self._finished is not None:
+            self._tell()
+
+    def _parse_on(self, data: bytes) -> None:
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self._end(RequestError.PROTOCOL, f"not HTTP: {error}")
+            self.drop()
+            return
+        # A size line that has begun would not end so, or would have been told of.
+        self._quick = self._between_chunks and self._feed is not None and data.endswith(b"\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Of asyncio: closed by either side."""
         self._members.discard(self)
+        self._descriptor = -1
         if not self.lost.done():
             self.lost.set_result(None)
         if self._reading is None:
@@ -251,6 +320,15 @@ class _Connection(asyncio.Protocol):
             self._end_well()  # its end was to be the end of the connection
         else:
             self._end(RequestError.RESET, f"{type(exc).__name__}: {exc}" if exc else "the server closed the connection")
+        self._tell()
+
+    def on_chunk_header(self) -> None:
+        """Of the parser: the size line of a chunk is whole."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """Of the parser: the line break behind a chunk is here."""
+        self._between_chunks = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Of the parser: also trailers."""
@@ -311,17 +389,26 @@ class _Connection(asyncio.Protocol):
             self._free()
 
     def _free(self) -> None:
-        """The request is over: the caller may go on, before that nobody gets this connection."""
+        """The request is over."""
         self._stop_timer()
+        self._finished = self._reading
         self._reading = None
         self._feed = None
         self.idle_since_s = self._at_s
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(None)
+
+    def _tell(self) -> None:
+        """Whoever sent the request that is over may send the next, on this connection if it is still good."""
+        reading, self._finished = self._finished, None
+        ended, self._ended = self._ended, None
+        if self.reusable:
+            self._idle.append(self)
+        if reading is not None and ended is not None:
+            ended(reading, None)
 
     def _give_up(self) -> None:
         self._free()
         self.drop()
+        self._tell()
 
     def _look(self) -> None:
         """Whether the server has been silent for too long, or at it for too long; else look again when it may be."""
@@ -333,6 +420,7 @@ class _Connection(asyncio.Protocol):
         self._at_s = now_s
         self._end(RequestError.STALLED, "no end in time" if left_s <= 0 else f"no byte for {self._stall_s:g} s")
         self.drop()
+        self._tell()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -344,7 +432,7 @@ class _Connection(asyncio.Protocol):
         self._raw = bytearray()
         self._content_type = "application/octet-stream"
         self._status = 0
-        self._sized = self._head_ended = self._draining = False
+        self._sized = self._head_ended = self._draining = self._between_chunks = self._quick = False
 
 
 @asynccontextmanager

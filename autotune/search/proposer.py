@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -19,6 +20,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.records import Config, Outcome, Trial, Value
 from autotune.search.objective import points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
+from autotune.search.prior.candidates import Candidates
+from autotune.search.prior.expectation import Prior, Proposal, Reason
+from autotune.search.prior.propose import propose
 from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled
 from autotune.search.space import SearchSpace
 
@@ -58,8 +62,21 @@ class _Lesson:
 class Proposer:
     """Proposes configs of one space by one sampler."""
 
-    def __init__(self, space: SearchSpace, sampler_name: str, seed: int) -> None:
-        """Args: sampler_name: one of `SAMPLERS`.
+    def __init__(
+        self,
+        space: SearchSpace,
+        sampler_name: str,
+        seed: int,
+        prior: Prior | None = None,
+        *,
+        configs: Iterable[Config] | None = None,
+        complete: Callable[[Config], Config] = lambda config: config,
+    ) -> None:
+        """Args:
+            sampler_name: one of `SAMPLERS`.
+            prior: what is believed before any trial; only the sampler `prior` asks it, and does without.
+            configs: those of the space that the rules allow, for the same sampler; the whole space where not given.
+            complete: fills in what vLLM takes for parameters that a config lacks, so that the baseline teaches.
 
         Raises:
             InvalidOption: an unknown sampler, or one whose libraries are missing.
@@ -67,6 +84,8 @@ class Proposer:
         self.space = space
         self.sampler_name = check_sampler(sampler_name)
         self.seed = seed
+        self._prior, self._given, self._complete = prior, configs, complete
+        self._candidates: Candidates | None = None
         self._dials = tuple(Dial.of(parameter) for parameter in space.parameters)
         self._names = {parameter.name for parameter in space.parameters}
         self._conditional = space.conditional
@@ -89,6 +108,19 @@ class Proposer:
             budget: trials the study is meant to have; sets how many of them are random.
             is_discouraged: what is proposed only when nothing else is found; see `search.lessons`.
         """
+        proposal = self.proposal(history, is_allowed, budget, is_discouraged)
+        return None if proposal is None else proposal.config
+
+    def proposal(
+        self,
+        history: Sequence[Trial],
+        is_allowed: Callable[[Config], bool] = lambda _: True,
+        budget: int | None = None,
+        is_discouraged: Callable[[Config], bool] = lambda _: False,
+    ) -> Proposal | None:
+        """As `propose`, with the reason in one line."""
+        if self.sampler_name == "prior":
+            return self._weigh(history, is_allowed, is_discouraged)
         tried = {self._key(trial.config) for trial in history}
 
         def allowed(config: Config) -> bool:
@@ -97,8 +129,30 @@ class Proposer:
         def preferred(config: Config) -> bool:
             return allowed(config) and not is_discouraged(config)
 
-        found = self._propose(history, tried, preferred, budget)
-        return found if found is not None else self._propose(history, tried, allowed, budget)
+        found = self._propose(history, tried, preferred, budget) or self._propose(history, tried, allowed, budget)
+        why = f"proposed by the sampler {self.sampler_name}"
+        return None if found is None else Proposal(config=found, reason=Reason.SAMPLER, why=why)
+
+    def _weigh(
+        self,
+        history: Sequence[Trial],
+        is_allowed: Callable[[Config], bool],
+        is_discouraged: Callable[[Config], bool],
+    ) -> Proposal | None:
+        """What `search.prior` proposes; the list of configs and the prior's own figures are kept between proposals."""
+        if self._candidates is None:
+            self._candidates = Candidates.of(self.space, self._prior, self._given, self.seed)
+        number = max((trial.number for trial in history), default=-1) + 1
+        return propose(
+            history,
+            self.space,
+            self._prior,
+            np.random.default_rng([self.seed, number]),
+            candidates=self._candidates,
+            is_allowed=is_allowed,
+            is_discouraged=is_discouraged,
+            complete=self._complete,
+        )
 
     def _propose(
         self, history: Sequence[Trial], tried: set[str], fresh: Callable[[Config], bool], budget: int | None

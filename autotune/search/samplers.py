@@ -23,7 +23,7 @@ from autotune.records import Config, Value
 from autotune.search.parameter import Parameter, is_number, same_value
 from autotune.search.space import SearchSpace
 
-SAMPLERS = ("tpe", "nsga2", "random", "grid", "qmc", "gp")
+SAMPLERS = ("prior", "tpe", "nsga2", "random", "grid", "qmc", "gp")
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71)
 
 

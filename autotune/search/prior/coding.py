@@ -1,0 +1,88 @@
+"""Configs as points, so that a distance between them means something. Pure.
+
+A parameter of numbers has one coordinate, 0..1 over its choices: by logarithm where the largest is four times the
+smallest or more (sizes double from choice to choice), else as they are (shares of memory). It may hold a value that is
+no choice, as vLLM's own default often is. Any other parameter has one coordinate per choice, so that any two are one
+apart. A parameter that a config lacks, or leaves to vLLM, has a coordinate for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Config, Value
+from autotune.search.parameter import Parameter, is_number, value_key
+from autotune.search.prior.expectation import Floats
+from autotune.search.space import SearchSpace
+
+_LOG_FROM = 4.0
+_APART = math.sqrt(0.5)
+"""One-hot coordinates of this size lie 1 apart."""
+_BEYOND = 0.5
+"""How far outside 0..1 a value that is no choice may lie."""
+
+
+class Coder:
+    """Turns configs of one space into coordinates.
+
+    Attributes:
+        groups: for each coordinate, the place of its parameter in `names`.
+        names: parameters that have more than one choice, or whose only choice a config may lack.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._columns = tuple(_Column(parameter) for parameter in space.parameters if len(parameter.choices) > 1)
+        self.names = tuple(column.name for column in self._columns)
+        self.groups: NDArray[np.intp] = np.repeat(
+            np.arange(len(self._columns)), [column.width for column in self._columns]
+        )
+
+    def encode(self, configs: Sequence[Config]) -> Floats:
+        """Coordinates, shape (configs, coordinates)."""
+        given = [config.as_dict() for config in configs]
+        parts = [column.encode(given) for column in self._columns]
+        return np.hstack(parts) if parts else np.zeros((len(configs), 0))
+
+
+class _Column:
+    """One parameter's coordinates."""
+
+    def __init__(self, parameter: Parameter) -> None:
+        self.name = parameter.name
+        numbers = sorted(float(choice) for choice in parameter.choices if is_number(choice))
+        named = [choice for choice in parameter.choices if choice is not None]
+        self._ordered = len(numbers) == len(named) >= 2
+        self._log = self._ordered and numbers[0] > 0 and numbers[-1] >= _LOG_FROM * numbers[0]
+        self._low, self._high = (self._scaled(numbers[0]), self._scaled(numbers[-1])) if self._ordered else (0.0, 1.0)
+        self._places = {value_key(choice): place for place, choice in enumerate(named)}
+        self.width = 2 if self._ordered else len(named) + 1
+
+    def encode(self, given: Sequence[dict[str, Value]]) -> Floats:
+        known: dict[tuple[bool, Value], int] = {}
+        rows: list[list[float]] = []
+        places = np.empty(len(given), dtype=np.intp)
+        for index, values in enumerate(given):
+            key = value_key(values.get(self.name))
+            place = known.get(key)
+            if place is None:
+                place = known[key] = len(rows)
+                rows.append(self._row(key[1]))
+            places[index] = place
+        return np.array(rows).reshape(-1, self.width)[places]
+
+    def _row(self, value: Value) -> list[float]:
+        if self._ordered:
+            if not is_number(value) or (self._log and value <= 0):
+                return [0.5, 1.0]
+            share = (self._scaled(float(value)) - self._low) / (self._high - self._low)
+            return [min(1.0 + _BEYOND, max(-_BEYOND, share)), 0.0]
+        row = [0.0] * self.width
+        row[self._places.get(value_key(value), self.width - 1)] = _APART
+        return row
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self._log else value

@@ -1,0 +1,67 @@
+"""A study's history as observations: one for each config, repeats averaged. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune.records import Config, Estimate, Outcome, Trial
+from autotune.search.noise import RunNoise, run_noise
+from autotune.search.objective import Point, points
+from autotune.search.prior.expectation import Observation
+
+_INTERVAL_SDS = 2 * 1.959964
+"""Width of a 95 % interval in standard deviations."""
+
+
+def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
+    """What finished trials say, oldest config first.
+
+    Faulted trials say nothing: the environment was bad. A config that was measured once counts as feasible, whatever
+    became of its other launches. An abandoned one started; it has no figures.
+    """
+    noise = run_noise(history)
+    measured = {point.config_hash: point for point in points(history)}
+    found: dict[str, Observation] = {}
+    for trial in history:
+        result, key = trial.result, trial.config.hash
+        if result is None or result.outcome is Outcome.FAULTED or (key in found and found[key].feasible):
+            continue
+        facts = result.facts
+        failure = dict(result.failure.facts) if result.failure is not None else {}
+        available = facts.available_kv_bytes if facts is not None else None
+        point = measured.get(key)
+        found[key] = Observation(
+            config=trial.config,
+            feasible=result.outcome is not Outcome.INFEASIBLE,
+            logs=None if point is None else point.logs,
+            sds=(0.0, 0.0) if point is None else _sds(point, noise),
+            kv_tokens=facts.kv_cache_tokens if facts is not None else None,
+            available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
+        )
+    return tuple(found.values())
+
+
+def running(history: Sequence[Trial]) -> tuple[Config, ...]:
+    """Configs whose trial has not ended."""
+    return tuple(trial.config for trial in history if trial.result is None)
+
+
+def _sds(point: Point, noise: RunNoise) -> tuple[float, float]:
+    return (
+        _sd(point.tok_s_per_gpu, noise.throughput_sd, len(point.numbers)),
+        _sd(point.ttft_p95_s, noise.ttft_sd, len(point.numbers)),
+    )
+
+
+def _sd(figure: Estimate, run_sd: float, launches: int) -> float:
+    """Of the mean: what one launch does not know about itself, and how much launches differ."""
+    own = 0.0
+    if figure.low is not None and figure.high is not None and figure.low > 0 and launches == 1:
+        # The interval of several launches spans theirs: the spread between them is in it already.
+        own = (math.log(figure.high) - math.log(figure.low)) / _INTERVAL_SDS
+    return math.sqrt((own**2 + run_sd**2) / launches)
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

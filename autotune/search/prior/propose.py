@@ -1,0 +1,285 @@
+"""The next config: the largest expected gain in hypervolume per expected minute, among what probably runs. Pure.
+
+See docs/sampler.md for the whole of it. The same history, space, prior and state of `rng` give the same proposal.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.records import Config, Trial
+from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
+from autotune.search.prior.candidates import COMPILE_MINUTES, Candidates, unknown_expectation
+from autotune.search.prior.evidence import observations, running
+from autotune.search.prior.expectation import (
+    THROUGHPUT,
+    TTFT,
+    Expectation,
+    Floats,
+    Observation,
+    Prior,
+    Proposal,
+    Reason,
+)
+from autotune.search.prior.feasibility import probabilities
+from autotune.search.prior.gp import Points
+from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement
+from autotune.search.prior.surrogate import Surrogate, learn
+from autotune.search.space import SearchSpace
+
+COVER = 4
+"""Measured configs without which, and without a prior, configs are spread over the space."""
+
+DISCOURAGED = 0.3
+"""Share of its score that a config keeps when it repeats what went wrong elsewhere."""
+
+_FANTASY_SD = 0.05
+_LEAST_MINUTES = 0.25
+_SPREAD_SAMPLE = 64
+
+
+def propose(
+    history: Sequence[Trial],
+    space: SearchSpace,
+    prior: Prior | None,
+    rng: np.random.Generator,
+    *,
+    candidates: Candidates | None = None,
+    is_allowed: Callable[[Config], bool] = lambda _: True,
+    is_discouraged: Callable[[Config], bool] = lambda _: False,
+    complete: Callable[[Config], Config] = lambda config: config,
+) -> Proposal | None:
+    """A config of `space` that is neither tried nor running; None when none is left.
+
+    Args:
+        history: all trials so far. Their configs may hold more than the space's parameters, or lack some.
+        prior: None for an unknown model or GPU: then only the trials speak.
+        rng: decides where nothing is known; elsewhere it is not asked.
+        candidates: `Candidates.of(space, prior)`, to list the space once for many proposals.
+        is_allowed: the rules, asked about one config after the other, best first.
+        is_discouraged: keeps `DISCOURAGED` of its score; see `search.lessons`.
+        complete: fills in what vLLM takes for the parameters that a config of the history lacks.
+    """
+    listed = candidates or Candidates.of(space, prior)
+    seen = [_completed(one, complete) for one in observations(history)]
+    open_now = tuple(complete(config) for config in running(history))
+    names = listed.names
+    tried = np.zeros(len(listed.configs), dtype=np.bool_)
+    for config in (trial.config for trial in history):
+        for one in (config, complete(config)):
+            place = listed.places.get(Config.of({name: value for name, value in one if name in names}))
+            if place is not None:
+                tried[place] = True
+    left = np.flatnonzero(~tried)
+    if not len(left):
+        return None
+    if prior is None and sum(one.logs is not None for one in seen) < COVER:
+        return _cover(listed, left, [one.config for one in seen] + list(open_now), rng, is_allowed, is_discouraged)
+    judged = _judge(listed, left, seen, open_now, prior)
+    return _choose(judged, listed, left, is_allowed, is_discouraged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What is expected of every config left, shape (left,) each; gains are (log throughput, -log TTFT)."""
+
+    scores: Floats
+    means: tuple[Floats, Floats]
+    sds: tuple[Floats, Floats]
+    feasible: Floats
+    minutes: Floats
+    front: Sequence[Pair]
+    reference: Pair
+    dropped: tuple[str, ...]
+
+
+def _judge(
+    listed: Candidates, left: np.ndarray, seen: Sequence[Observation], open_now: Sequence[Config], prior: Prior | None
+) -> _Judged:
+    fitted = None if prior is None else prior.refit(seen)
+    expected = listed.expectation(fitted) or unknown_expectation(len(listed.configs))
+    here = _Beliefs.of(listed, [one.config for one in seen], fitted)
+    measured = np.array([one.logs is not None for one in seen], dtype=np.bool_)
+    surrogates = _surrogates(listed, here, seen, measured, expected if fitted is not None else None)
+    if open_now:
+        there = _Beliefs.of(listed, open_now, fitted)
+        surrogates = [
+            one.with_fantasies(there.at, there.logs[objective], _FANTASY_SD) for objective, one in enumerate(surrogates)
+        ]
+    else:
+        there = here.where(np.zeros(len(seen), dtype=np.bool_))
+    predicted = [one.predict(listed.at[left], expected.logs[place][left]) for place, one in enumerate(surrogates)]
+    means = (predicted[THROUGHPUT][0], -predicted[TTFT][0])
+    sds = (predicted[THROUGHPUT][1], predicted[TTFT][1])
+    feasible = probabilities(
+        Points(here.at, np.zeros(len(seen))),
+        np.array([one.feasible for one in seen], dtype=np.bool_),
+        here.feasible,
+        Points(listed.at[left], np.zeros(len(left))),
+        expected.feasible[left],
+        listed.coder.groups,
+    )
+    # The front as it is believed to be, not as it was drawn: a lucky launch must not hide its neighbours.
+    known = [_Beliefs.values(surrogates, one) for one in (here.where(measured), there)]
+    reference = _reference(known[0], expected)
+    front = front_of([point for points in known for point in points], reference)
+    gains = expected_improvement(front, reference, means, sds)
+    warm = listed.compiles.warm([*(one.config for one in seen if one.feasible), *open_now])[left]
+    minutes = np.maximum(expected.minutes[left] - COMPILE_MINUTES * warm, _LEAST_MINUTES)
+    words = ("throughput", "TTFT")
+    dropped = tuple(word for word, one in zip(words, surrogates, strict=True) if fitted is not None and not one.trusted)
+    return _Judged(gains * feasible / minutes, means, sds, feasible, minutes, front, reference, dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beliefs:
+    """Coordinates of some configs and what the prior says of them."""
+
+    at: Floats
+    logs: tuple[Floats, Floats]
+    feasible: Floats
+
+    @classmethod
+    def of(cls, listed: Candidates, configs: Sequence[Config], prior: Prior | None) -> _Beliefs:
+        """Candidates have the corrections of the slow prediction; any other config (the baseline) has the mean one."""
+        at = listed.coder.encode(configs)
+        if not configs or prior is None:
+            plain = unknown_expectation(len(configs))
+            return cls(at, plain.logs, plain.feasible)
+        plain = prior.expect(configs)
+        logs = [column.copy() for column in plain.logs]
+        names = listed.names
+        for row, config in enumerate(configs):
+            place = listed.places.get(Config.of({name: value for name, value in config if name in names}))
+            for objective in (THROUGHPUT, TTFT):
+                if listed.corrections is not None:
+                    shift = listed.corrections[objective]
+                    logs[objective][row] += float(np.mean(shift)) if place is None else shift[place]
+        return cls(at, (logs[THROUGHPUT], logs[TTFT]), plain.feasible)
+
+    def where(self, chosen: np.ndarray) -> _Beliefs:
+        """Some of them."""
+        return _Beliefs(self.at[chosen], (self.logs[0][chosen], self.logs[1][chosen]), self.feasible[chosen])
+
+    @staticmethod
+    def values(surrogates: Sequence[Surrogate], there: _Beliefs) -> list[Pair]:
+        """Believed gains of those configs."""
+        if not len(there.at):
+            return []
+        throughput, ttft = (one.predict(there.at, there.logs[place])[0] for place, one in enumerate(surrogates))
+        return [(float(x), -float(y)) for x, y in zip(throughput, ttft, strict=True)]
+
+
+def _surrogates(
+    listed: Candidates,
+    here: _Beliefs,
+    seen: Sequence[Observation],
+    measured: np.ndarray,
+    expected: Expectation | None,
+) -> list[Surrogate]:
+    logs = np.array([one.logs for one in seen if one.logs is not None]).reshape(-1, 2)
+    sds = np.array([one.sds for one in seen if one.logs is not None]).reshape(-1, 2)
+    found = []
+    for objective in (THROUGHPUT, TTFT):
+        found.append(
+            learn(
+                objective,
+                here.at[measured],
+                logs[:, objective],
+                sds[:, objective],
+                None if expected is None else here.logs[objective][measured],
+                listed.coder.groups,
+                0.0 if expected is None else float(np.mean(expected.logs[objective])),
+            )
+        )
+    return found
+
+
+def _reference(known: Sequence[Pair], expected: Expectation) -> Pair:
+    """Half the baseline's throughput and four times its TTFT; the first measured config stands for the baseline."""
+    first = known[0] if known else (float(np.median(expected.log_throughput)), -float(np.median(expected.log_ttft)))
+    return first[0] + math.log(REFERENCE_THROUGHPUT_SHARE), first[1] - math.log(REFERENCE_TTFT_FACTOR)
+
+
+def _choose(
+    judged: _Judged,
+    listed: Candidates,
+    left: np.ndarray,
+    is_allowed: Callable[[Config], bool],
+    is_discouraged: Callable[[Config], bool],
+) -> Proposal | None:
+    """The best that the rules allow; of the discouraged only one that is far better."""
+    second: int | None = None
+    for place in np.argsort(-judged.scores, kind="stable"):
+        if second is not None and judged.scores[place] < DISCOURAGED * judged.scores[second]:
+            break
+        config = listed.configs[left[place]]
+        if not is_allowed(config):
+            continue
+        if not is_discouraged(config):
+            return _explained(judged, config, int(place))
+        second = int(place) if second is None else second
+    return None if second is None else _explained(judged, listed.configs[left[second]], second)
+
+
+def _explained(judged: _Judged, config: Config, place: int) -> Proposal:
+    throughput, ttft = judged.means[0][place], -judged.means[1][place]
+    gain = improvement(judged.front, judged.reference, (float(throughput), -float(ttft)))
+    sure = gain > 0.0
+    low, high = (math.exp(ttft + sign * judged.sds[1][place]) for sign in (-1, 1))
+    text = (
+        f"expected {math.exp(throughput):,.0f} tok/s/GPU (give or take {math.expm1(judged.sds[0][place]):.0%}) and "
+        f"{1e3 * math.exp(ttft):,.0f} ms p95 TTFT ({1e3 * low:,.0f}-{1e3 * high:,.0f}); "
+    )
+    text += "gains most hypervolume per minute" if sure else "uncertain enough to beat the front"
+    text += f"; runs with {judged.feasible[place]:.0%} probability, about {judged.minutes[place]:.1f} minutes"
+    if judged.dropped:
+        text += f"; the model's {' and '.join(judged.dropped)} is not used: trials contradict it"
+    return Proposal(config=config, reason=Reason.PRIOR if sure else Reason.EXPLORATION, why=text)
+
+
+def _cover(
+    listed: Candidates,
+    left: np.ndarray,
+    known: Sequence[Config],
+    rng: np.random.Generator,
+    is_allowed: Callable[[Config], bool],
+    is_discouraged: Callable[[Config], bool],
+) -> Proposal | None:
+    """Of a few drawn configs the one furthest from all that is known (Mitchell's best candidate)."""
+    there = listed.coder.encode(known)
+    drawn: list[int] = []
+    poor: list[int] = []
+    for place in rng.permutation(left):
+        config = listed.configs[place]
+        if is_allowed(config):
+            (poor if is_discouraged(config) else drawn).append(int(place))
+        if len(drawn) >= _SPREAD_SAMPLE:
+            break
+    pool = drawn or poor
+    if not pool:
+        return None
+    best = pool[0]
+    if len(there):
+        apart = ((listed.at[pool][:, None, :] - there[None, :, :]) ** 2).sum(axis=2).min(axis=1)
+        best = pool[int(np.argmax(apart))]
+    return Proposal(
+        config=listed.configs[best],
+        reason=Reason.COVER,
+        why="nothing is known of this model here yet: far from all configs tried so far",
+    )
+
+
+def _completed(one: Observation, complete: Callable[[Config], Config]) -> Observation:
+    return Observation(
+        config=complete(one.config),
+        feasible=one.feasible,
+        logs=one.logs,
+        sds=one.sds,
+        kv_tokens=one.kv_tokens,
+        available_kv_bytes=one.available_kv_bytes,
+    )

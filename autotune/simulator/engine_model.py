@@ -12,20 +12,28 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import LoadLevel, ModelShape, Node, PlannedRequest, RequestRecord, ServerDelta
 from autotune.simulator.api_server import ApiServer
 from autotune.simulator.coefficients import Coefficients
+from autotune.simulator.core import PATIENCE, Core
 from autotune.simulator.kv_cache import BlockPool
 from autotune.simulator.level_run import LevelRun
+from autotune.simulator.level_times import LevelFigures, LevelOutcome, build_figures, build_records, times_of
 from autotune.simulator.replica import Replica
 from autotune.simulator.scheduler import Scheduler, SimRequest
 from autotune.simulator.stage_costs import in_lock_step
 from autotune.simulator.step_time import StepTimer
 from autotune.simulator.wiring import wire_of
+
+if TYPE_CHECKING:
+    from autotune.simulator.compiled.level import CompiledServer
+    from autotune.simulator.compiled.load import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,7 @@ class Simulation:
         seed: of the noise; with `coefficients.step_noise` and `.run_noise` at 0 it changes nothing.
         api_servers: API-server processes, instead of those in `settings`; settings that do not say have one per
             data-parallel replica.
+        core: what runs the levels; both answer the same.
 
     Raises:
         ValueError: the GPU's peaks are unknown, the node has too few GPUs, or the settings cannot be scheduled.
@@ -60,6 +69,7 @@ class Simulation:
         seed: int = 0,
         *,
         api_servers: int | None = None,
+        core: Core = Core.AUTO,
     ) -> None:
         if settings.gpus > node.gpu_count:
             raise ValueError(f"{settings.gpus} GPUs are needed, {node.name} has {node.gpu_count}")
@@ -68,6 +78,8 @@ class Simulation:
         self._seed = seed
         self._replicas = build_replicas(node, shape, settings, kv_tokens, self.coefficients)
         self._api_servers = api_servers or settings.api_server_count or settings.data_parallel
+        self._core = core
+        self._compiled: CompiledServer | None = None
         self._serial = 0
         self._clock_s = 0.0
 
@@ -90,12 +102,104 @@ class Simulation:
         Raises:
             ValueError: a closed loop without concurrency, or an open loop without schedule.
         """
+        self._begin(start_s)
+        if (compiled := self._compiled_for(requests)) is not None:
+            load = compiled.load(level, requests)
+            outcome = self._run_compiled(compiled, load, level.seed, stagger_s, deadline_s, stamping=True)
+            records = build_records(requests, outcome.times, self.settings.max_model_len)
+            return SimulatedLevel(records=records, server=self._delta(outcome), duration_s=outcome.end_s)
+        return self._run_twin(level, requests, stagger_s, deadline_s)
+
+    def figures(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float = math.inf,
+        load: Load | None = None,
+    ) -> LevelFigures:
+        """Run one load level for its figures alone: no chunk's time is kept. Otherwise as `run`.
+
+        Args:
+            load: the same level and requests, made ready once for many servers; for the first level of a server only.
+        """
+        self._begin(None)
+        if (compiled := self._compiled_for(requests)) is not None:
+            load = compiled.load(level, requests) if load is None else load
+            outcome = self._run_compiled(compiled, load, level.seed, 0.0, deadline_s, stamping=False)
+            return build_figures(outcome.times, load.outputs, self._delta(outcome), outcome.end_s)
+        ran = self._run_twin(level, requests, 0.0, deadline_s)
+        outputs = np.array([record.wanted_output_tokens for record in ran.records], dtype=np.int64)
+        return build_figures(times_of(ran.records), outputs, ran.server, ran.duration_s)
+
+    def prepare(self, level: LoadLevel, requests: Sequence[PlannedRequest]) -> Load | None:
+        """A level made ready for `figures` of other simulations on their first level; None on the plain core."""
+        compiled = self._compiled_for(requests)
+        return None if compiled is None else compiled.load(level, requests)
+
+    def reset_prefix_cache(self) -> None:
+        """As `POST /reset_prefix_cache` between levels."""
+        if self._compiled is not None:
+            self._compiled.reset_prefix_cache()
+        for scheduler in self._schedulers:
+            scheduler.pool.reset_prefix_cache()
+
+    def _begin(self, start_s: float | None) -> None:
+        """Let the clock go on to the start of a level."""
         begin = self._clock_s if start_s is None else max(start_s, self._clock_s)
-        self._cool(begin - self._clock_s)
+        cooled = math.exp((self._clock_s - begin) / self.coefficients.heat_tau_s)
+        for replica in self._replicas:
+            replica.heat *= cooled
+        if self._compiled is not None:
+            self._compiled.heat *= cooled
+        self._clock_s = begin
+
+    def _noise(self, seed: int) -> _Noise:
+        # Two words of entropy: a level's noise must not depend on which levels ran before it.
+        return _Noise(np.random.default_rng([self._seed, seed]), self.coefficients)
+
+    def _compiled_for(self, requests: Sequence[PlannedRequest]) -> CompiledServer | None:
+        """The compiled core, if this launch runs on it: what its first level ran on, as the caches are there."""
+        if self._compiled is None and self._serial == 0:
+            tokens = sum(request.output_tokens for request in requests)
+            if PATIENCE.compiled(self._core, tokens):
+                # Imported here: it takes numba's import, which short processes do without.
+                from autotune.simulator.compiled.level import CompiledServer, Shape
+
+                self._compiled = CompiledServer(
+                    shape=Shape.of(self.settings, self._replicas, self._api_servers),
+                    numbers=self._replicas[0].timer.numbers,
+                    coefficients=self.coefficients,
+                )
+        return self._compiled
+
+    def _run_compiled(
+        self, compiled: CompiledServer, load: Load, seed: int, stagger_s: float, deadline_s: float, *, stamping: bool
+    ) -> LevelOutcome:
+        noise = self._noise(seed)
+        outcome = compiled.run(load, noise.take, stagger_s=stagger_s, deadline_s=deadline_s, stamping=stamping)
+        self._clock_s += outcome.end_s
+        return outcome
+
+    def _delta(self, outcome: LevelOutcome) -> ServerDelta:
+        caching = self.settings.prefix_caching
+        return ServerDelta(
+            preemptions=outcome.preemptions,
+            prompt_tokens=outcome.prompt_tokens,
+            generation_tokens=outcome.generation_tokens,
+            prefix_queries=outcome.prefix_queries if caching else None,
+            prefix_hits=outcome.prefix_hits if caching else None,
+            queue_time_mean_s=outcome.queue_time_mean_s,
+            kv_usage_max=outcome.kv_usage_max,
+            running_max=float(outcome.running_max),
+            waiting_max=float(outcome.waiting_max),
+        )
+
+    def _run_twin(
+        self, level: LoadLevel, requests: Sequence[PlannedRequest], stagger_s: float, deadline_s: float
+    ) -> SimulatedLevel:
         before = self._counters()
         sims = tuple(self._sim_request(request) for request in requests)
-        # Two words of entropy: a level's noise must not depend on which levels ran before it.
-        noise = _Noise(np.random.default_rng([self._seed, level.seed]), self.coefficients)
         run = LevelRun(
             level,
             requests,
@@ -103,13 +207,13 @@ class Simulation:
             self._replicas,
             [self._api_server(sims) for _ in range(self._api_servers)],
             self.coefficients,
-            noise,
+            self._noise(level.seed),
             max_model_len=self.settings.max_model_len,
         )
         for replica in self._replicas:
             replica.start_level(0.0)
         end = run.run(stagger_s=stagger_s, deadline_s=deadline_s)
-        self._clock_s = begin + end
+        self._clock_s += end
         after = self._counters()
         preemptions, queries, hits = (b - a for a, b in zip(before, after, strict=True))
         caching = self.settings.prefix_caching
@@ -125,11 +229,6 @@ class Simulation:
             waiting_max=float(sum(r.waiting_max for r in self._replicas)),
         )
         return SimulatedLevel(records=run.records(), server=server, duration_s=end)
-
-    def reset_prefix_cache(self) -> None:
-        """As `POST /reset_prefix_cache` between levels."""
-        for scheduler in self._schedulers:
-            scheduler.pool.reset_prefix_cache()
 
     def _sim_request(self, request: PlannedRequest) -> SimRequest:
         self._serial += 1
@@ -147,10 +246,6 @@ class Simulation:
     @property
     def _schedulers(self) -> list[Scheduler]:
         return [scheduler for replica in self._replicas for scheduler in replica.schedulers]
-
-    def _cool(self, pause_s: float) -> None:
-        for replica in self._replicas:
-            replica.heat *= math.exp(-pause_s / self.coefficients.heat_tau_s)
 
     def _counters(self) -> tuple[int, int, int]:
         schedulers = self._schedulers
@@ -202,6 +297,9 @@ def build_replicas(
     ]
 
 
+NOISE_BLOCK = 512
+
+
 class _Noise:
     """Factors around 1 for step times: one for the whole level, one for each step. Drawn in blocks, because single
     draws from a numpy generator would cost as much as planning the step."""
@@ -214,9 +312,16 @@ class _Noise:
 
     def __call__(self) -> float:
         if not self._block:
-            drawn = np.exp(self._rng.normal(0.0, 1.0, 512) * self._sigma) * self._level
-            self._block = drawn.tolist()
+            self._block = self._draw(1)[0].tolist()
         return self._block.pop()
+
+    def take(self, count: int) -> NDArray[np.float64]:
+        """The next `count` factors or some more, in the order in which calls would give them."""
+        return self._draw(-(-count // NOISE_BLOCK))[:, ::-1].reshape(-1)
+
+    def _draw(self, blocks: int) -> NDArray[np.float64]:
+        drawn: NDArray[np.float64] = np.exp(self._rng.normal(0.0, 1.0, (blocks, NOISE_BLOCK)) * self._sigma)
+        return drawn * self._level
 
 
 def block_keys(request: PlannedRequest, block_size: int) -> list[int]:

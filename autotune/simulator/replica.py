@@ -35,6 +35,10 @@ class Replica:
 
     Data-parallel ranks that share MoE layers are in lock-step: a step takes as long as its slowest rank, and ranks
     without work wait (vLLM lets them run on dummy tokens).
+
+    Attributes:
+        depth: steps of one micro-batch that may be planned and not yet finished.
+        planning_s: from when a step can be planned to its start on an idle GPU.
     """
 
     def __init__(
@@ -51,11 +55,11 @@ class Replica:
         self.running_max = 0
         self.waiting_max = 0
         self.heat = 0.0
-        self._timer = timer
+        self.timer = timer
         self._c = coefficients
         alone = stages == 1
-        self._depth = ASYNC_DEPTH if alone and overlapped else 1
-        self._planning_s = coefficients.unoverlapped_cpu_s if alone and not overlapped else coefficients.engine_cpu_s
+        self.depth = ASYNC_DEPTH if alone and overlapped else 1
+        self.planning_s = coefficients.unoverlapped_cpu_s if alone and not overlapped else coefficients.engine_cpu_s
         self._in_flight = [0] * stages
         self._stage_free_s = [0.0] * stages
 
@@ -68,13 +72,13 @@ class Replica:
     @property
     def polls(self) -> bool:
         """Whether the loop can plan a step now, rather than wait for one to end."""
-        return min(self._in_flight) < self._depth
+        return min(self._in_flight) < self.depth
 
     def launch(self, now_s: float, noise: Callable[[], float]) -> Iterator[Launched]:
         """Plan and start every step that can start now; `noise` gives a factor for each step's time."""
         schedulers = self.schedulers
         for lane in range(len(self._in_flight)):
-            while self._in_flight[lane] < self._depth and any(s.has_work(lane) for s in schedulers):
+            while self._in_flight[lane] < self.depth and any(s.has_work(lane) for s in schedulers):
                 self.waiting_max = max(self.waiting_max, sum(len(s.waiting) for s in schedulers))
                 planned = ((rank, scheduler.plan(lane)) for rank, scheduler in enumerate(schedulers))
                 plans = tuple((rank, plan) for rank, plan in planned if plan is not None)
@@ -95,15 +99,15 @@ class Replica:
         together = sum(plan.tokens for _, plan in plans)
         slowest_s, slowest = 0.0, plans[0][1]
         for _, plan in plans:
-            alone_s = self._timer.stage_s(plan, heat=self.heat, group_tokens=together)
+            alone_s = self.timer.stage_s(plan, heat=self.heat, group_tokens=together)
             if alone_s > slowest_s:
                 slowest_s, slowest = alone_s, plan
         stage_s = slowest_s * factor
-        at = now_s + self._planning_s
+        at = now_s + self.planning_s
         for stage, free_s in enumerate(self._stage_free_s):
             at = max(at, free_s) + stage_s
             self._stage_free_s[stage] = at
         # First-order response of the clock to how busy the matrix units are.
         weight = min(1.0, stage_s / self._c.heat_tau_s)
-        self.heat += (self._timer.busy_share(slowest, stage_s) - self.heat) * weight
+        self.heat += (self.timer.busy_share(slowest, stage_s) - self.heat) * weight
         return at

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+TINY = 1e-300
+"""Instead of 0, where nothing is divided."""
+
 
 class StepNumbers(NamedTuple):
     """What the step time of one engine replica depends on, apart from the step.
@@ -125,7 +128,16 @@ def stage_seconds(
         memory_s += (decode + prefill) * n.kv_token_s[kind]
     together = group_tokens + tokens - planned
     if n.expert_count > 0:
-        most, rows = _busiest_expert_rank(n, together)
+        # n tokens hit a given expert with probability 1 - (1 - k/E)^n.
+        hit = n.expert_count * (1.0 - n.expert_miss ** float(together))
+        most = hit / n.expert_ranks
+        rows = together * n.expert_per_token / n.expert_ranks
+        if len(n.busiest) > 0:
+            # Of experts that are dealt out whole, the GPU that holds most of the hit ones sets the pace: with few
+            # tokens that is far more than the mean. Between two whole numbers of hit experts it is interpolated.
+            below = int(hit)
+            most = n.busiest[below] + (hit - below) * (n.busiest[min(below + 1, n.expert_count)] - n.busiest[below])
+            rows = together * n.expert_per_token * (n.expert_skew * most / max(hit, TINY))
         compute_s += (rows + most * n.expert_tile) * n.expert_flops / (n.peak_flops * share)
         memory_s += most * n.expert_read_s
     p = n.overlap_norm
@@ -146,22 +158,3 @@ def busy_share(n: StepNumbers, tokens: int, emitting: int, stage_s: float) -> fl
     """Share of `stage_s` in which the matrix units are busy, 0..1: what heats the GPU."""
     flops = tokens * (n.flops_per_token + n.expert_token_flops) + emitting * n.flops_per_output / n.stages
     return min(1.0, flops / (n.peak_flops * n.sustained_compute_share) / stage_s)
-
-
-def _busiest_expert_rank(n: StepNumbers, tokens: int) -> tuple[float, float]:
-    """Experts hit and rows computed on the GPU that sets the pace.
-
-    n tokens hit a given expert with probability 1 - (1 - k/E)^n. Of experts that are dealt out whole, the GPU that
-    holds most of the hit ones sets the pace: with few tokens that is far more than the mean.
-    """
-    hit = n.expert_count * (1.0 - n.expert_miss ** float(tokens))
-    rows = float(tokens * n.expert_per_token)
-    if len(n.busiest) == 0:
-        return hit / n.expert_ranks, rows / n.expert_ranks
-    below = int(hit)
-    most = n.busiest[below]
-    if below < n.expert_count:
-        most += (hit - below) * (n.busiest[below + 1] - most)
-    if hit > 0.0:
-        rows *= n.expert_skew * most / hit
-    return most, rows

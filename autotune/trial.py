@@ -18,7 +18,15 @@ from autotune.engine.base import (
     ServerIdentity,
 )
 from autotune.load.measure import is_valid, summarise
-from autotune.load.ramp import RampPoint, next_concurrency, plan_levels, ramp_level, ramp_per_slot, ramp_point
+from autotune.load.ramp import (
+    RampPoint,
+    most_ttft_requests,
+    next_concurrency,
+    plan_levels,
+    ramp_level,
+    ramp_per_slot,
+    ramp_point,
+)
 from autotune.load.ramp import load_plan as plan_load
 from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
@@ -392,7 +400,13 @@ def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPl
         found = replace(
             found, throughput_requests_per_gpu=enough, warmup_requests_per_gpu=counts.warmup_per_slot * slots
         )
-    return replace(found, **said)
+    fixed_over = replace(found, **said)
+    if fixed.ttft_requests_per_gpu is not None:  # as many as were asked for
+        return replace(fixed_over, ttft_most_requests_per_gpu=None)
+    if fixed.rate_rps_per_gpu is not None:  # the time a level may grow to is another number of requests
+        most = most_ttft_requests(workload, fixed_over.ttft_requests_per_gpu, fixed_over.rate_rps_per_gpu)
+        return replace(fixed_over, ttft_most_requests_per_gpu=most)
+    return fixed_over
 
 
 def _level_failure(measurement: Measurement) -> Exception:

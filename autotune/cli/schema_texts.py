@@ -99,6 +99,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "ttft": "The p95 TTFT level sends at least this many.",
         "level_s": "Levels are lengthened to about this many seconds at the baseline's capacity.",
         "most": "No level is lengthened beyond this many requests.",
+        "ttft_most_s": "The p95 TTFT level grows to at most about this many seconds while its interval is too wide.",
         "warmup_per_slot": "Warm-up requests per concurrent slot.",
     },
     "_ConcurrencyYaml": {

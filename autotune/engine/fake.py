@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
+from autotune.load.growing import growth_of
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -123,6 +124,8 @@ class FakeServer:
         token_s = self.script.token_s * (2 if compiles else 1)
         slots = [0.0] * (level.concurrency or 1)
         records = []
+        if growth_of(level) is not None:
+            requests = requests[: level.requests]  # every first token comes alike: a growing level knows enough at once
         for request in requests:
             if request.scheduled_s is not None:
                 due = request.scheduled_s

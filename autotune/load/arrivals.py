@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -31,9 +32,16 @@ def closed_offsets(concurrency: int, stagger_s: float) -> tuple[float, ...]:
 
 
 def open_level(
-    name: str, role: LevelRole, process: ArrivalProcess, *, rate_rps: float, requests: int, seed: int
+    name: str,
+    role: LevelRole,
+    process: ArrivalProcess,
+    *,
+    rate_rps: float,
+    requests: int,
+    seed: int,
+    most_requests: int | None = None,
 ) -> LoadLevel:
-    """An open loop whose requests come by `process`."""
+    """An open loop whose requests come by `process`; a ramp does not grow, for it would be another one."""
     return LoadLevel(
         name=name,
         role=role,
@@ -44,6 +52,7 @@ def open_level(
         cv=process.cv,
         ramp_from=process.ramp_from,
         ramp_to=process.ramp_to,
+        most_requests=None if process.kind is Arrivals.RAMP else most_requests,
     )
 
 
@@ -53,7 +62,7 @@ def constant_schedule(rate_rps: float, requests: int) -> tuple[float, ...]:
     return tuple(index / rate_rps for index in range(requests))
 
 
-def poisson_schedule(rate_rps: float, requests: int, seed: int) -> tuple[float, ...]:
+def poisson_schedule(rate_rps: float, requests: int, seed: int | list[int]) -> tuple[float, ...]:
     """Arrivals of a Poisson process, given that exactly `requests` of them fall in requests/rate seconds.
 
     Under that condition arrival times are sorted independent uniforms (Kingman, Poisson Processes, 1993, 2.4). Gaps
@@ -65,7 +74,7 @@ def poisson_schedule(rate_rps: float, requests: int, seed: int) -> tuple[float, 
     return tuple(float(t) for t in times)
 
 
-def gamma_schedule(rate_rps: float, requests: int, seed: int, cv: float) -> tuple[float, ...]:
+def gamma_schedule(rate_rps: float, requests: int, seed: int | list[int], cv: float) -> tuple[float, ...]:
     """Arrivals with gamma-distributed gaps, given that exactly `requests` of them fall in requests/rate seconds.
 
     One gap more than requests is drawn, and all are stretched alike so that they fill that time. With cv 1 this is
@@ -86,7 +95,9 @@ def gamma_schedule(rate_rps: float, requests: int, seed: int, cv: float) -> tupl
     return tuple(min(whole_s, float(t)) for t in ends[:-1] / ends[-1] * whole_s)
 
 
-def ramp_schedule(rate_rps: float, requests: int, seed: int, *, ramp_from: float, ramp_to: float) -> tuple[float, ...]:
+def ramp_schedule(
+    rate_rps: float, requests: int, seed: int | list[int], *, ramp_from: float, ramp_to: float
+) -> tuple[float, ...]:
     """Poisson arrivals whose rate goes in a straight line from start to end; their mean rate is exactly `rate_rps`.
 
     Given their number, arrivals of such a process are sorted independent draws with the rate as density (Kingman,
@@ -123,39 +134,64 @@ def trace_schedule(rate_rps: float, times_s: Sequence[float]) -> tuple[float, ..
     return tuple((at - start) / span * requests / rate_rps for at in times_s[:-1])
 
 
+def level_steps(level: LoadLevel) -> tuple[int, ...]:
+    """How many requests each step of a level has: what is sent anyway, then halves of that as far as it may grow.
+
+    One step for a level that does not grow. After every step the level may end.
+    """
+    step = math.ceil(level.requests / 2)
+    further = 0 if level.most_requests is None or not step else (level.most_requests - level.requests) // step
+    return (level.requests, *([step] * max(0, further)))
+
+
 def schedule(level: LoadLevel, times_s: Sequence[float] | None = None) -> tuple[float, ...] | None:
     """Absolute due times of an open-loop level, ascending; None for a closed loop.
 
-    Only the level's seed decides, so every config sees the same arrivals.
+    Only the level's seed decides, so every config sees the same arrivals. Every step of a level that may grow is a
+    schedule of its own, right after the one before, so that the mean rate is exact wherever it ends.
 
     Args:
-        times_s: recorded arrivals, needed by a TRACE level alone (see `trace_schedule`).
+        times_s: recorded arrivals, needed by a TRACE level alone (see `trace_schedule`), one more than all steps have.
 
     Raises:
         ValueError: an open-loop level without a positive rate or what its arrivals need, or a TRACE level without
             recorded arrivals.
     """
+    if level.arrivals is Arrivals.CLOSED:
+        return None
+    rate_rps, steps = level.rate_rps or 0.0, level_steps(level)
+    if level.arrivals is Arrivals.TRACE and (times_s is None or len(times_s) != sum(steps) + 1):
+        raise ValueError(f"level {level.name} replays arrivals, and the workload has none recorded")
+    due: list[float] = []
+    for place, requests in enumerate(steps):
+        part = times_s[len(due) : len(due) + requests + 1] if times_s is not None else None
+        seed = [level.seed, place] if place else level.seed
+        times = _step_schedule(level, rate_rps, requests, seed, part)
+        start_s = len(due) / rate_rps
+        due += [start_s + at for at in times]
+    return tuple(due)
+
+
+def _step_schedule(
+    level: LoadLevel, rate_rps: float, requests: int, seed: int | list[int], times_s: Sequence[float] | None
+) -> tuple[float, ...]:
     match level.arrivals:
-        case Arrivals.CLOSED:
-            return None
         case Arrivals.CONSTANT:
-            return constant_schedule(level.rate_rps or 0.0, level.requests)
+            return constant_schedule(rate_rps, requests)
         case Arrivals.POISSON:
-            return poisson_schedule(level.rate_rps or 0.0, level.requests, level.seed)
+            return poisson_schedule(rate_rps, requests, seed)
         case Arrivals.GAMMA:
             if level.cv is None:
                 raise ValueError(f"level {level.name} has gamma arrivals without a coefficient of variation")
-            return gamma_schedule(level.rate_rps or 0.0, level.requests, level.seed, level.cv)
+            return gamma_schedule(rate_rps, requests, seed, level.cv)
         case Arrivals.RAMP:
             if level.ramp_from is None or level.ramp_to is None:
                 raise ValueError(f"level {level.name} is a ramp without rates from and to")
-            return ramp_schedule(
-                level.rate_rps or 0.0, level.requests, level.seed, ramp_from=level.ramp_from, ramp_to=level.ramp_to
-            )
+            return ramp_schedule(rate_rps, requests, seed, ramp_from=level.ramp_from, ramp_to=level.ramp_to)
         case Arrivals.TRACE:
-            if times_s is None or len(times_s) != level.requests + 1:
-                raise ValueError(f"level {level.name} replays arrivals, and the workload has none recorded")
-            return trace_schedule(level.rate_rps or 0.0, times_s)
+            return trace_schedule(rate_rps, times_s or ())
+        case Arrivals.CLOSED:
+            raise ValueError(f"level {level.name} is a closed loop")
         case _:
             assert_never(level.arrivals)
 

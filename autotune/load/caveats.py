@@ -1,7 +1,7 @@
 """Doubts about a level's figures, typed, each with what was seen and what to do. Pure.
 
 Codes: client_late, arrivals_off, client_busy, loop_lag, in_flight_cap, concurrency_missed, too_few_samples, no_usage,
-output_drift, prefix_hits, errors, saturated, aborted, no_steady_window, tokens_per_chunk, bunched_chunks,
+output_drift, prefix_hits, errors, saturated, aborted, no_steady_window, unsteady, tokens_per_chunk, bunched_chunks,
 unseen_tokens, preemptions, pauses, jit_compiling, clocks_slowed.
 
 A caveat is `void` where the client, not the server, was measured: such a level is never an objective.
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
 from autotune.load import stats
 from autotune.load.arrival_check import arrivals_off
 from autotune.load.reading import RequestError
+from autotune.load.steadiness import MIN_FOR_GROWTH, Drift, queue_growth, wait_drift
+from autotune.load.throughput import progress_drift
 from autotune.load.window import Window, mean_in_flight, pauses, peak_in_flight
 from autotune.records import Arrivals, Caveat, ClockKind, LevelRole, LoadLevel, Measurement, RequestRecord
 from autotune.units import format_seconds
@@ -56,7 +56,9 @@ MAX_SLOWED_SHARE = 0.1
 MAX_OUTPUT_DRIFT = 0.02
 MAX_UNEXPECTED_HITS = 0.01
 MAX_QUEUE_GROWTH = 1.1
-MIN_FOR_GROWTH = 20
+MAX_TRENDING_GROWTH = 1.03
+"""Of a queue whose TTFT also rises by the test in steadiness.py; its slope alone is known to about 5 % in 20 s."""
+
 MAX_PREEMPTION_SHARE = 0.05
 MANY_TOKENS_PER_CHUNK = 1.5
 MAX_BUNCHED_SHARE = 0.1
@@ -83,25 +85,31 @@ class Evidence:
         """The requests that succeeded."""
         return [r for r in self.records if r.error is None]
 
+    @property
+    def queue_growth(self) -> float | None:
+        """Of the requests that succeeded."""
+        return queue_growth([(r.scheduled_s, r.first_token_s) for r in self.good])
+
+    @property
+    def wait_drift(self) -> Drift | None:
+        """Of the TTFT, over the requests in the order in which they were due."""
+        seen = sorted((r.scheduled_s, r.first_token_s) for r in self.good if r.first_token_s is not None)
+        return wait_drift([first - due for due, first in seen])
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether an open loop's queue grew all the time."""
+        growth = self.queue_growth
+        if growth is None or growth <= MAX_TRENDING_GROWTH:
+            return False
+        drift = self.wait_drift
+        return growth > MAX_QUEUE_GROWTH or (drift is not None and drift.change > 0)
+
 
 def caveats_of(evidence: Evidence) -> tuple[Caveat, ...]:
     """Every doubt about a level, the client's own faults first."""
     checks = (_client, _arrivals, _load_reached, _requests, _window, _tokens, _server, _pauses, _surroundings)
     return tuple(caveat for check in checks for caveat in check(evidence))
-
-
-def queue_growth(records: list[RequestRecord]) -> float | None:
-    """How much faster requests came than they were served: the slope of first-token time against due time.
-
-    1 when the server keeps up, offered rate over capacity when it does not; independent of how long outputs take,
-    which makes the completed rate of a short level useless for this. None with fewer than MIN_FOR_GROWTH requests.
-    """
-    pairs = [(r.scheduled_s, r.first_token_s) for r in records if r.first_token_s is not None]
-    if len(pairs) < MIN_FOR_GROWTH:
-        return None
-    due, first = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
-    spread = float(((due - due.mean()) ** 2).sum())
-    return float(((due - due.mean()) * (first - first.mean())).sum()) / spread if spread > 0 else None
 
 
 def _client(e: Evidence) -> Iterator[Caveat]:
@@ -220,8 +228,8 @@ def _requests(e: Evidence) -> Iterator[Caveat]:
     if few:
         yield Caveat(code="too_few_samples", text=few, remedy="Send more requests per level.")
     if e.level.arrivals is not Arrivals.CLOSED:
-        growth, rate = queue_growth(e.good), e.level.rate_rps
-        if growth is not None and rate and growth > MAX_QUEUE_GROWTH:
+        growth, rate = e.queue_growth, e.level.rate_rps
+        if e.overloaded and growth is not None and rate:
             yield Caveat(
                 code="saturated",
                 text=f"{rate:.3g} requests/s were offered and about {rate / growth:.3g} served: the queue grew all "
@@ -246,6 +254,24 @@ def _window(e: Evidence) -> Iterator[Caveat]:
             text=f"{e.level.concurrency} requests at once were not held long enough to cut ramp and tail off; "
             "the whole level is counted, which reads too low",
             remedy="Send at least four requests per concurrent slot.",
+        )
+    elif e.level.role is not LevelRole.WARMUP:
+        yield from _unsteady(e)
+
+
+def _unsteady(e: Evidence) -> Iterator[Caveat]:
+    if e.level.arrivals is Arrivals.CLOSED:
+        drift, what = progress_drift(e.good, e.window), "throughput"
+    elif e.level.arrivals is Arrivals.RAMP or e.overloaded:
+        return  # a load that rises is meant to show; that of a queue is said as such
+    else:
+        drift, what = e.wait_drift, "median TTFT"
+    if drift is not None:
+        yield Caveat(
+            code="unsteady",
+            text=f"{what} went one way all through the window: its last third had {1 + drift.change:.2f} times that of "
+            "its first",
+            remedy="Send more requests per level or warm up longer; if it stays, look at clocks, cache and queue.",
         )
 
 

@@ -2,6 +2,7 @@
 
 Closed loop: `concurrency` slots, started staggered; a slot's next request is due the moment the slot came free.
 Open loop: every request has an absolute due time; a late request is sent at once, recorded as late, and shifts nothing.
+A level that may grow (growing.py) is looked at after each of its steps, and what it then has no need of is never sent.
 Either way a turn (`PlannedRequest.after`) is neither sent nor due before the one it follows has ended: nobody answers a
 text that he has not got.
 """
@@ -23,6 +24,7 @@ from autotune.load.address import check_url
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
 from autotune.load.bodies import BodyStore
 from autotune.load.exchange import Timeouts, TransportKind
+from autotune.load.growing import growth_of
 from autotune.load.level_run import LevelRun, no_garbage_collection
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
@@ -169,6 +171,7 @@ async def _drive_here(
         bodies,
         clock=options.clock,
         keep=lambda reading: _keep(reading, readings, options),
+        growth=growth_of(prepared.level),
     )
     async with open_transport(
         prepared.url, headers=prepared.headers, timeouts=options.timeouts, now=run.now, kind=options.transport
@@ -192,9 +195,9 @@ async def _drive_here(
 def _workers(level: LoadLevel, requests: Sequence[PlannedRequest], options: DriveOptions) -> int:
     """How many processes carry the level.
 
-    One where the clock is the caller's own.
+    One where its end is decided by what all of it shows (growing.py), and where the clock is the caller's own.
     """
-    if options.clock is not time.perf_counter:
+    if growth_of(level) is not None or options.clock is not time.perf_counter:
         return 1
     if options.workers is not None:
         return options.workers

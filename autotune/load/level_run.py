@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from autotune.load.exchange import Transport
+from autotune.load.growing import Growth
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
 from autotune.load.timer import Sleeper
@@ -33,6 +34,7 @@ class LevelRun:
         requests: in the order planned; `after` names one that stands before.
         clock: monotonic seconds; must advance with real time.
         keep: called with what became of each request, as it ends.
+        growth: of an open loop that may grow.
 
     Raises:
         ValueError: a turn follows a request that is not planned before it.
@@ -45,17 +47,20 @@ class LevelRun:
         *,
         clock: Callable[[], float],
         keep: Callable[[Reading], None],
+        growth: Growth | None = None,
     ) -> None:
         self._requests = requests
         self._bodies = bodies
         self._clock = clock
         self._start = clock()
         self._keep = keep
+        self._growth = growth
         self._order = SendingOrder(requests)
         self._followed = {request.after for request in requests if request.after is not None}
         self._ended_s: dict[int, float] = {}
         self._sleeper = Sleeper(self.now)
         self._open: dict[int, Reading] = {}
+        self._sent: dict[int, Reading] = {}
         self._over = False
         # Closed loop: when each free slot came free.
         self._slots: deque[float] = deque()
@@ -136,6 +141,8 @@ class LevelRun:
     def _send(self, place: int, due_s: float) -> None:
         reading = Reading(self._requests[place], due_s)
         self._open[reading.request.index] = reading
+        if self._growth is not None:
+            self._sent[place] = reading
         self._transport.send(self._bodies[place], reading, self._ended)
 
     def _ended(self, reading: Reading, error: BaseException | None) -> None:
@@ -203,6 +210,9 @@ class LevelRun:
             else:
                 self._able.append(place)
                 self._send_able()
+            growth = self._growth
+            if growth is not None and self._next in growth.looks and growth.enough(self._waits()):
+                self._planned = self._next
         self._await_next()
 
     def _send_able(self) -> None:
@@ -218,6 +228,9 @@ class LevelRun:
             return _due(request)
         ended_s = self._ended_s.get(request.after)
         return None if ended_s is None else max(_due(request), ended_s)
+
+    def _waits(self) -> list[tuple[float, float | None]]:
+        return [(one.scheduled_s, one.first_token_s) for _, one in sorted(self._sent.items())]
 
     # The end
 

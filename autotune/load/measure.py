@@ -7,10 +7,9 @@ TTFT      first token - scheduled; ttft_from_send_s: first token - sent
 TPOT      (last token - first token) / (tokens - 1), per request
 ITL       gap between successive token-carrying chunks; where a chunk carries m tokens on average, gap / m
 E2E       last token - scheduled: the usage frame and [DONE] come later and are nobody's wait
-tok/s     tokens that arrived in the window / window; only tokens of requests that succeeded
-total     the same with prompt tokens, counted when their first output token arrived
-goodput   requests/s that succeeded with TTFT within the SLO
 ```
+
+Throughput, requests/s and goodput: throughput.py.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-
 from autotune.load import stats
 from autotune.load.arrival_check import arrival_check
 from autotune.load.arrivals import IN_FLIGHT_CAP
 from autotune.load.caveats import MAX_ERROR_SHARE, Evidence, caveats_of
+from autotune.load.throughput import throughput_of, tokens_of
 from autotune.load.window import Window, window_of
 from autotune.records import (
     Arrivals,
     ClockKind,
-    Estimate,
     LevelUse,
     LoadLevel,
     Measurement,
@@ -62,27 +59,31 @@ def summarise(
     """
     good = [r for r in records if r.error is None]
     window = window_of(level, records, duration_s)
-    chosen = [r for r in good if _counts(level, window, r)] or good
+    # In order of time: the intervals of TTFT look at who waited beside whom.
+    chosen = sorted([r for r in good if _counts(level, window, r)] or good, key=lambda r: r.scheduled_s)
     seed = abs(level.seed)
+    done = throughput_of(good, window, seed=seed, slo_ttft_s=slo_ttft_s)
     tpot = [t for r in chosen if (t := tpot_s(r)) is not None]
-    ttft = stats.latency([t for r in chosen if (t := ttft_s(r)) is not None], seed=seed)
+    ttft = stats.latency([t for r in chosen if (t := ttft_s(r)) is not None], seed=seed, in_order=True)
     measurement = Measurement(
         level=level,
         clock=clock,
         duration_s=duration_s,
         steady_s=max(0.0, window.end_s - window.start_s),
-        planned=level.requests,
+        planned=max(level.requests, len(records)),
         completed=len(good),
         failed=len(records) - len(good),
         errors=tuple(sorted(Counter(r.error for r in records if r.error is not None).items())),
         prompt_tokens=_sum([r.prompt_tokens for r in good]),
         output_tokens=_sum([r.output_tokens for r in good]),
-        output_tok_s=_output_rate(good, window, seed),
-        total_tok_s=_total_rate(good, window, seed),
-        request_rps=_request_rate(good, window, seed),
-        goodput_rps=None if slo_ttft_s is None else _goodput(good, window, slo_ttft_s, seed),
+        output_tok_s=done.output_tok_s,
+        total_tok_s=done.total_tok_s,
+        request_rps=done.request_rps,
+        goodput_rps=done.goodput_rps,
         ttft_s=ttft,
-        ttft_from_send_s=stats.latency([t for r in chosen if (t := _from_send_s(r)) is not None], seed=seed),
+        ttft_from_send_s=stats.latency(
+            [t for r in chosen if (t := _from_send_s(r)) is not None], seed=seed, in_order=True
+        ),
         tpot_s=stats.latency(tpot, seed=seed),
         itl_s=stats.latency([gap for r in chosen for gap in itl_s(r)], seed=seed, independent=len(chosen)),
         e2e_s=stats.latency([r.last_token_s - r.scheduled_s for r in chosen if r.last_token_s is not None], seed=seed),
@@ -122,11 +123,6 @@ def token_pace_s(records: Sequence[RequestRecord]) -> float | None:
         if r.error is None and r.last_token_s is not None and r.sent_s is not None and (tokens := tokens_of(r))
     ]
     return stats.percentile(paces, 50)
-
-
-def tokens_of(record: RequestRecord) -> int:
-    """Output tokens by the server's usage, else the chunks counted here (too few when a chunk holds several)."""
-    return record.counted_tokens if record.output_tokens is None else record.output_tokens
 
 
 def ttft_s(record: RequestRecord) -> float | None:
@@ -176,57 +172,3 @@ def _sum(values: Sequence[int | None]) -> int | None:
     """The sum of what is known of every request; None as soon as one is missing, and of nothing."""
     known = [v for v in values if v is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _output_events(good: Sequence[RequestRecord]) -> tuple[stats.Floats, stats.Floats]:
-    """Arrival times of output tokens and how many arrived: a request's tokens spread evenly over its chunks."""
-    times: list[stats.Floats] = []
-    amounts: list[stats.Floats] = []
-    for record in good:
-        tokens = tokens_of(record)
-        at = np.asarray(record.token_times_s, dtype=float)
-        if not len(at):
-            end = record.last_token_s if record.last_token_s is not None else record.done_s
-            if end is None or not tokens:
-                continue
-            # No chunk times were kept: evenly from the first to the last token, or all at the end.
-            first = record.first_token_s if record.first_token_s is not None else end
-            at = np.linspace(first, end, tokens)
-        times.append(at)
-        amounts.append(np.full(len(at), tokens / len(at)))
-    if not times:
-        return np.empty(0), np.empty(0)
-    return np.concatenate(times), np.concatenate(amounts)
-
-
-def _output_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
-    times, amounts = _output_events(good)
-    return stats.rate(times, amounts, window.start_s, window.end_s, seed=seed)
-
-
-def _total_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
-    """None when a prompt's length is unknown: a total without it would be too low."""
-    if any(r.prompt_tokens is None for r in good):
-        return None
-    times, amounts = _output_events(good)
-    prompts = [(r.first_token_s, float(r.prompt_tokens or 0)) for r in good if r.first_token_s is not None]
-    times = np.concatenate([times, np.array([t for t, _ in prompts])])
-    amounts = np.concatenate([amounts, np.array([n for _, n in prompts])])
-    return stats.rate(times, amounts, window.start_s, window.end_s, seed=seed)
-
-
-def _request_rate(good: Sequence[RequestRecord], window: Window, seed: int) -> Estimate | None:
-    ends = np.array([end for r in good if (end := _end_s(r)) is not None], dtype=float)
-    return stats.rate(ends, np.ones(len(ends)), window.start_s, window.end_s, seed=seed)
-
-
-def _goodput(good: Sequence[RequestRecord], window: Window, slo_s: float, seed: int) -> Estimate | None:
-    """All ends are events, those that missed the SLO with amount 0: a level that misses every time has goodput 0."""
-    pairs = [(end, ttft_s(r)) for r in good if (end := _end_s(r)) is not None]
-    ends = np.array([end for end, _ in pairs], dtype=float)
-    met = np.array([1.0 if t is not None and t <= slo_s else 0.0 for _, t in pairs])
-    return stats.rate(ends, met, window.start_s, window.end_s, seed=seed)
-
-
-def _end_s(record: RequestRecord) -> float | None:
-    return record.last_token_s if record.last_token_s is not None else record.done_s

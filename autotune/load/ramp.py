@@ -9,6 +9,7 @@ capacity     best output tok/s / mean output tokens: requests/s, steadier than c
 rate         0.85 x capacity: near the knee, where configs differ, and still stable for the baseline
 throughput   max(per_slot x concurrency, level_s x capacity) requests, lengthened to at most `most`
 ttft         max(ttft, level_s x rate) requests, lengthened to at most `most`
+ttft, most   max(ttft above, min(ttft_most_s x rate, `most`)): what the level may grow to (growing.py)
 warm-up      warmup_per_slot x concurrency requests
 ```
 
@@ -137,6 +138,11 @@ def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int, *, lon
         workload.max_concurrency,
         max(1, math.floor(capacity_rps * longest_s / 4)),
     )
+    ttft_requests = _bounded(
+        _lengthened(counts.ttft, counts.level_s * rate_rps, counts.most),
+        least=math.ceil(MIN_TTFT_REQUESTS / gpus),
+        served=longest_s * rate_rps,
+    )
     return LoadPlan(
         concurrency_per_gpu=concurrency,
         rate_rps_per_gpu=rate_rps,
@@ -145,14 +151,22 @@ def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int, *, lon
             least=2 * concurrency,
             served=longest_s * capacity_rps,
         ),
-        ttft_requests_per_gpu=_bounded(
-            _lengthened(counts.ttft, counts.level_s * rate_rps, counts.most),
-            least=math.ceil(MIN_TTFT_REQUESTS / gpus),
-            served=longest_s * rate_rps,
-        ),
+        ttft_requests_per_gpu=ttft_requests,
         warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
         capacity_rps_per_gpu=capacity_rps,
+        ttft_most_requests_per_gpu=most_ttft_requests(workload, ttft_requests, rate_rps, longest_s=longest_s),
     )
+
+
+def most_ttft_requests(
+    workload: Workload, requests: int, rate_rps: float, *, longest_s: float = LONGEST_S
+) -> int | None:
+    """What a TTFT level of `requests` may grow to, per GPU; None where that is no more. Real prompts never repeat."""
+    counts = workload.requests
+    most = min(math.floor(min(counts.ttft_most_s, longest_s) * rate_rps), counts.most)
+    if workload.texts:
+        most = min(most, len(workload.texts))
+    return most if most > requests else None
 
 
 def ramp_per_slot(workload: Workload) -> int:
@@ -169,6 +183,7 @@ def plan_levels(
         open_arrivals: of the TTFT level (`Workload.open_arrivals`).
     """
     concurrency, rate = plan.concurrency_per_gpu * gpus, plan.rate_rps_per_gpu * gpus
+    most = plan.ttft_most_requests_per_gpu
     return (
         LoadLevel(
             name="warmup",
@@ -193,6 +208,7 @@ def plan_levels(
             requests=plan.ttft_requests_per_gpu * gpus,
             seed=seed + 2,
             rate_rps=rate,
+            most_requests=None if most is None else most * gpus,
         ),
     )
 

@@ -13,7 +13,7 @@ from math import ceil
 
 import numpy as np
 
-from autotune.load.arrivals import schedule
+from autotune.load.arrivals import level_steps, schedule
 from autotune.load.lengths import sample_lengths
 from autotune.load.talks import Talk, Turn, draw_talks, interleave
 from autotune.load.traces import Trace, TraceRow, block_id
@@ -106,11 +106,15 @@ def open_conversations(workload: Workload, level: LoadLevel) -> int:
 
 
 def _drawn(workload: Workload, level: LoadLevel, trial_salt: int) -> tuple[PlannedRequest, ...]:
-    """Independent requests, some with a shared prefix."""
-    count = level.requests
-    prompts = sample_lengths(workload.prompt_tokens, count, (workload.seed, _PROMPTS))
-    outputs = sample_lengths(workload.output_tokens, count, (workload.seed, _OUTPUTS))
-    prefixes = _prefixes(workload, count)
+    """Independent requests, some with a shared prefix; each step of a level that may grow has the whole mixture."""
+    prompts: list[int] = []
+    outputs: list[int] = []
+    prefixes: list[tuple[SharedSpan, ...]] = []
+    for place, count in enumerate(level_steps(level)):
+        step = (place,) if place else ()
+        prompts += sample_lengths(workload.prompt_tokens, count, (workload.seed, _PROMPTS, *step))
+        outputs += sample_lengths(workload.output_tokens, count, (workload.seed, _OUTPUTS, *step))
+        prefixes += _prefixes(workload, count, *step)
     due = schedule(level)
     return tuple(
         PlannedRequest(
@@ -121,15 +125,16 @@ def _drawn(workload: Workload, level: LoadLevel, trial_salt: int) -> tuple[Plann
             scheduled_s=None if due is None else due[i],
             shared=prefixes[i],
         )
-        for i in range(count)
+        for i in range(len(prompts))
     )
 
 
 def _talking(workload: Workload, level: LoadLevel, trial_salt: int) -> tuple[PlannedRequest, ...]:
     """Turns of conversations: each prompt opens with all that was said before in its own."""
     open_at_once = open_conversations(workload, level)
-    talks = draw_talks(workload, level.requests, open_at_once)
-    order = interleave([talk.turns for talk in talks], level.requests, open_at_once, workload.seed)
+    count = sum(level_steps(level))
+    talks = draw_talks(workload, count, open_at_once)
+    order = interleave([talk.turns for talk in talks], count, open_at_once, workload.seed)
     serials = max((turn.serial for turn in order), default=-1) + 1
     prefixes = _prefixes(workload, serials)
     due = schedule(level)
@@ -177,11 +182,11 @@ def _recorded(workload: Workload, trace: Trace, level: LoadLevel, trial_salt: in
     The name is in it so that real prompts of one level are not those of the next, as far as there are enough.
     """
     offset = _hash(workload.seed, level.name, _OFFSET)
-    rows = len(trace.rows)
+    rows, count = len(trace.rows), sum(level_steps(level))
     if trace.ordered:
         offset %= rows
-        places = [divmod(offset + i, rows) for i in range(level.requests)]
-        times = _times(trace, offset, level.requests) if level.arrivals is Arrivals.TRACE else None
+        places = [divmod(offset + i, rows) for i in range(count)]
+        times = _times(trace, offset, count) if level.arrivals is Arrivals.TRACE else None
     else:
         places, times = _talks_in_turn(trace, offset, level, open_conversations(workload, level)), None
     due = schedule(level, times)
@@ -212,7 +217,8 @@ def _talks_in_turn(trace: Trace, offset: int, level: LoadLevel, open_at_once: in
     talks = trace.conversations
     start = offset % len(talks)
     talks = talks[start:] + talks[:start]
-    order: tuple[Turn, ...] = interleave([len(talk) for talk in talks], level.requests, open_at_once, offset >> 8)
+    count = sum(level_steps(level))
+    order: tuple[Turn, ...] = interleave([len(talk) for talk in talks], count, open_at_once, offset >> 8)
     return [(turn.serial // len(talks), talks[turn.serial % len(talks)][turn.turn]) for turn in order]
 
 
@@ -231,14 +237,16 @@ def _times(trace: Trace, offset: int, requests: int) -> list[float] | None:
     return [lap * lap_s + at[place] for lap, place in laps]
 
 
-def _prefixes(workload: Workload, count: int) -> list[tuple[SharedSpan, ...]]:
+def _prefixes(workload: Workload, count: int, *step: int) -> list[tuple[SharedSpan, ...]]:
     """What each request opens with: exactly the asked share of them has a prefix, dealt evenly, in random order."""
     spans: list[tuple[SharedSpan, ...]] = [()] * count
     if workload.prefixes is None:
         return spans
-    sharers = np.random.default_rng([workload.seed, _SHARERS]).permutation(count)
+    sharers = np.random.default_rng([workload.seed, _SHARERS, *step]).permutation(count)
     sharers = sharers[: round(workload.prefixes.share * count)]
-    dealt = np.random.default_rng([workload.seed, _PREFIX_IDS]).permutation(len(sharers)) % workload.prefixes.count
+    dealt = (
+        np.random.default_rng([workload.seed, _PREFIX_IDS, *step]).permutation(len(sharers)) % workload.prefixes.count
+    )
     for place, prefix_id in zip(sharers.tolist(), dealt.tolist(), strict=True):
         spans[place] = (SharedSpan(content=prefix_id, tokens=workload.prefixes.tokens),)
     return spans

@@ -38,10 +38,14 @@ class Window:
 def window_of(level: LoadLevel, records: Sequence[RequestRecord], duration_s: float) -> Window:
     """The window that figures are counted over.
 
-    Closed loop: from the moment `concurrency` requests were in flight for the first time, to the first moment when a
-    slot came free and no request was left to fill it (or the level was cut off). Before, the server ramps up; after,
-    it runs with less than the asked concurrency. Open loop: from the first due request to the last end, because its
-    figures are about these arrivals, the first and the last included.
+    Closed loop: from the moment when `concurrency` requests were in flight and half of those that the slots began with
+    had ended, to the first moment when a slot came free and no request was left to fill it (or the level was cut off).
+    Before, the server ramps up; after, it runs with less than the asked concurrency. At both edges the requests in
+    flight are then half done on average: from the moment when all slots are filled the prompts of all slots would be
+    counted and only half of their last outputs. A level with too few requests for that does begin there.
+
+    Open loop: from the first due request to the last end, because its figures are about these arrivals, the first and
+    the last included.
     """
     begin = min((r.scheduled_s for r in records), default=0.0)
     whole = Window(start_s=begin, end_s=begin + duration_s, steady=level.arrivals is not Arrivals.CLOSED)
@@ -54,10 +58,11 @@ def window_of(level: LoadLevel, records: Sequence[RequestRecord], duration_s: fl
     # The end that made room for the last send bears the same instant; it is not the one looked for.
     ends = [r.done_s for r in records if r.done_s is not None and (r.done_s > last_sent + _INSTANT or r.error in _CUT)]
     end = min(ends, default=whole.end_s)
-    completed = sum(1 for r in records if r.error is None and r.done_s is not None and start <= r.done_s <= end)
-    if completed < MIN_COMPLETIONS:
-        return whole
-    return Window(start_s=start, end_s=end, steady=True)
+    good = [r.done_s for r in records if r.error is None and r.done_s is not None]
+    for begin_s in (max(start, _half_ended(records, level.concurrency or 1)), start):
+        if sum(begin_s <= done_s <= end for done_s in good) >= MIN_COMPLETIONS:
+            return Window(start_s=begin_s, end_s=end, steady=True)
+    return whole
 
 
 def peak_in_flight(records: Sequence[RequestRecord]) -> int:
@@ -94,6 +99,13 @@ def pauses(records: Sequence[RequestRecord], window: Window, ttft_s: float) -> t
         return ()
     bound = max(MIN_PAUSE_S, 2 * ttft_s, 10 * float(np.percentile(gaps, 99)))
     return tuple(float(gap) for gap in gaps if gap > bound)
+
+
+def _half_ended(records: Sequence[RequestRecord], concurrency: int) -> float:
+    """When half of the first `concurrency` requests sent had ended; they are the slots' first ones."""
+    sent = sorted((r.sent_s, r.done_s) for r in records if r.sent_s is not None and r.done_s is not None)
+    ends = sorted(done_s for _, done_s in sent[:concurrency])
+    return ends[(len(ends) - 1) // 2]
 
 
 def _reached(records: Sequence[RequestRecord], concurrency: int) -> float | None:

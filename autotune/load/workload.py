@@ -73,6 +73,8 @@ class RequestCounts:
         ttft: the Poisson level sends at least this many (a p95 with an interval needs 100).
         level_s: levels are lengthened to about this many seconds at the baseline's capacity.
         most: no level is lengthened beyond this.
+        ttft_most_s: the Poisson level grows to at most about this many seconds while its p95 is not known well enough
+            (growing.py); 0 for a level that never grows.
         warmup_per_slot: warm-up requests per concurrent slot.
     """
 
@@ -80,6 +82,7 @@ class RequestCounts:
     ttft: int = 300
     level_s: float = 20.0
     most: int = 4096
+    ttft_most_s: float = 40.0
     warmup_per_slot: int = 1
 
 
@@ -200,12 +203,14 @@ def guide_model_len(needed: int) -> int:
 def workload_fingerprint(workload: Workload) -> str:
     """Twelve hex digits that change when the offered requests change; name, description and SLO do not count.
 
-    Of a trace and its texts only a hash goes in. A workload without turns, arrivals and trace hashes as before those
+    Of a trace and its texts only a hash goes in. How far a level may grow is not in it: that is how long one looks, not
+    what is offered. A workload without turns, arrivals and trace hashes as before those
     existed, so that stored studies go on.
     """
     unset = {name for name in ("turns", "arrivals") if getattr(workload, name) is None}
     left_out = {"name", "description", "slo", "trace", "texts"} | unset
     plain = {key: value for key, value in _fields(workload).items() if key not in left_out}
+    plain["requests"] = {name: value for name, value in asdict(workload.requests).items() if name != "ttft_most_s"}
     if workload.trace is not None:
         plain["trace"] = workload.trace.digest
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:12]

@@ -85,6 +85,7 @@ class _RequestsYaml(_Yaml):
     ttft: Annotated[int, Field(ge=1, le=1_000_000)] = 300
     level_s: Annotated[float, Field(ge=0, le=3600)] = 20.0
     most: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    ttft_most_s: Annotated[float, Field(ge=0, le=3600)] = 40.0
     warmup_per_slot: Annotated[int, Field(ge=1, le=100)] = 1
 
 

@@ -51,6 +51,7 @@ class LoadLevel:
         concurrency: closed loop only: requests in flight.
         rate_rps: open loop only: requests per second.
         requests: how many requests are sent.
+        most_requests: open loop only: up to as many, while the p95 TTFT is not known well enough; None for `requests`.
         seed: of prompts' content and of arrival times; differs between levels and trials in content, never in shape.
         cv, ramp_from, ramp_to: of its arrivals, see ArrivalProcess.
     """
@@ -65,6 +66,7 @@ class LoadLevel:
     cv: float | None = None
     ramp_from: float | None = None
     ramp_to: float | None = None
+    most_requests: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ class LoadPlan:
         concurrency_per_gpu: closed loop of the throughput level.
         rate_rps_per_gpu: Poisson rate of the TTFT level.
         capacity_rps_per_gpu: what the ramp found on the baseline; None for loads fixed by the operator.
+        ttft_most_requests_per_gpu: what the TTFT level may grow to; None where it does not grow.
     """
 
     concurrency_per_gpu: int
@@ -133,6 +134,7 @@ class LoadPlan:
     ttft_requests_per_gpu: int
     warmup_requests_per_gpu: int
     capacity_rps_per_gpu: float | None = None
+    ttft_most_requests_per_gpu: int | None = None
 
 
 class PickRule(StrEnum):

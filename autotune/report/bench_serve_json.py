@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import StorageError
-from autotune.load.measure import tokens_of
+from autotune.load.throughput import tokens_of
 from autotune.load.records_file import LevelFile
 from autotune.records import Arrivals, LoadLevel, RequestRecord
 

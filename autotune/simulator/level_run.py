@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.load.growing import growth_of
 from autotune.load.reading import RequestError
 from autotune.load.sending_order import SendingOrder
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
@@ -78,6 +79,8 @@ class LevelRun:
         self._order = SendingOrder(requests)
         self._idle_slots = 0
         self._open = count
+        self._growth = growth_of(level)
+        self._planned = count
 
     @property
     def queue_time_mean_s(self) -> float | None:
@@ -98,6 +101,8 @@ class LevelRun:
         while self._events and self._open:
             at, _, action = heapq.heappop(self._events)
             if at > deadline_s:
+                if self._growth is not None:  # what a growing level had not come to by then was never part of it
+                    self._planned = max(self._level.requests, sum(due <= deadline_s for due in self._due))
                 self._give_up()
                 return deadline_s
             now = at
@@ -105,7 +110,7 @@ class LevelRun:
         return now
 
     def records(self) -> tuple[RequestRecord, ...]:
-        """One record per request, in order."""
+        """One record per request, in order; none of requests that a growing level had no need of."""
         serials = np.concatenate([s for s, _ in self._chunks]) if self._chunks else np.empty(0, dtype=np.int64)
         times = np.concatenate([t for _, t in self._chunks]) if self._chunks else np.empty(0)
         order = np.argsort(serials, kind="stable")  # chunks were appended in order of time
@@ -114,7 +119,7 @@ class LevelRun:
         edges = bounds.tolist()
         return tuple(
             self._record(position, tuple(in_order[edges[position] : edges[position + 1]]))
-            for position in range(len(self._sims))
+            for position in range(min(self._planned, len(self._sims)))
         )
 
     def _record(self, position: int, times: tuple[float, ...]) -> RequestRecord:
@@ -160,6 +165,29 @@ class LevelRun:
                 raise ValueError(f"request {request.index} of open-loop level {self._level.name} has no scheduled time")
             self._due[position] = request.scheduled_s
         self._schedule_free()
+        for count in self._growth.looks if self._growth is not None else ():
+            self._push(self._due[count - 1], partial(self._look, count))
+
+    def _look(self, count: int, now: float) -> None:
+        """After a step of a level that may grow: go on, or leave it at the first `count` requests."""
+        del now
+        if count >= self._planned or self._growth is None:
+            return
+        while count < self._planned and self._sent[count] is not None:
+            count += 1  # due at the same instant
+        sent = [position for position in range(count) if self._sent[position] is not None]
+        firsts = self._first_tokens()
+        if self._growth.enough([(self._due[at], firsts.get(self._sims[at].serial)) for at in sent]):
+            # None of the later ones was sent yet: their events find that they are not planned any more.
+            self._open -= self._planned - count
+            self._planned = count
+
+    def _first_tokens(self) -> dict[int, float]:
+        """Time of the first chunk so far, by serial."""
+        firsts: dict[int, float] = {}
+        for serials, times in reversed(self._chunks):
+            firsts.update(zip(serials.tolist(), times.tolist(), strict=True))
+        return firsts
 
     def _schedule_free(self) -> None:
         while (free := self._order.take()) is not None:
@@ -176,6 +204,8 @@ class LevelRun:
             self._send(free[0], now)
 
     def _send(self, position: int, now: float) -> None:
+        if position >= self._planned:
+            return
         self._due[position] = self._sent[position] = now
         server = position % len(self._servers)
         self._servers[server].receive(now, self._sims[position])

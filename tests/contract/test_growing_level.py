@@ -1,0 +1,79 @@
+"""Open loops that grow, at the wire: the client goes on without a gap, or never sends what it has no need of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scripted_server import DONE, Pause, Script, delta, serving, usage
+
+from autotune.load.arrivals import open_level, schedule
+from autotune.load.client import DriveOptions, TransportKind, drive
+from autotune.load.measure import summarise
+from autotune.load.workloads import Api
+from autotune.records import (
+    ArrivalProcess,
+    Arrivals,
+    ClockKind,
+    LevelRole,
+    LoadLevel,
+    PlannedRequest,
+    RequestRecord,
+)
+
+LEVEL = open_level(
+    "ttft",
+    LevelRole.TTFT,
+    ArrivalProcess(kind=Arrivals.CONSTANT),
+    rate_rps=200.0,
+    requests=100,
+    seed=0,
+    most_requests=200,
+)
+
+
+def answer(first_s: float) -> Script:
+    return Script(steps=(Pause(first_s), delta(content="a"), delta("length", content="b"), usage(10, 2), DONE))
+
+
+async def driven(
+    kind: TransportKind, load: LoadLevel, first_s: Any, **changes: float
+) -> tuple[tuple[RequestRecord, ...], int]:
+    """Records, and how many requests the server saw. `first_s` is the wait for the first token of the n-th request."""
+    planned = [
+        PlannedRequest(index=at, prompt_tokens=10, output_tokens=2, content_seed=at, scheduled_s=due)
+        for at, due in enumerate(schedule(load) or ())
+    ]
+    options = DriveOptions(api=Api.CHAT, model="m", render=lambda _: "hello", transport=kind, **changes)  # type: ignore[arg-type]
+    async with serving(lambda n, _body: answer(first_s(n))) as (url, seen):
+        records, _ = await drive(url, load, planned, options=options)
+    return records, len(seen.requests)
+
+
+@pytest.mark.parametrize("kind", TransportKind)
+async def test_it_goes_on_while_the_p95_is_not_known(kind: TransportKind) -> None:
+    # One in 15 waits 0.3 s, 6.7 %: the p95 may be either, and 200 requests do not tell.
+    records, seen = await driven(kind, LEVEL, lambda n: 0.3 if n % 15 == 7 else 0.005)
+    assert len(records) == seen == 200
+    assert {record.error for record in records} == {None}
+    # Due every 5 ms; a gap for the first 100 to end would be 0.3 s.
+    sent = sorted(record.sent_s or 0.0 for record in records)
+    assert sent[100] - sent[99] < 0.15
+
+
+@pytest.mark.parametrize("kind", TransportKind)
+async def test_what_is_not_needed_is_never_sent(kind: TransportKind) -> None:
+    # After half a second none of 100 has its first token: more would tell the same.
+    records, seen = await driven(kind, LEVEL, lambda _n: 1.5)
+    assert len(records) == seen == 100
+    assert {record.error for record in records} == {None}
+    figures = summarise(LEVEL, records, 2.0, ClockKind.WALL)
+    assert (figures.planned, figures.completed) == (100, 100)
+    assert not {caveat.code for caveat in figures.caveats} & {"aborted", "errors"}
+
+
+async def test_a_deadline_after_it_has_ended_blames_nothing_that_was_not_sent() -> None:
+    records, seen = await driven(TransportKind.RAW, LEVEL, lambda _n: 5.0, deadline_s=1.2)
+    # All 200 would have been due by 1 s; the level had ended with 100.
+    assert len(records) == seen == 100
+    assert {record.error for record in records} == {"deadline"}

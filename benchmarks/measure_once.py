@@ -1,0 +1,50 @@
+"""`autotune measure` with the moments of its first and its last level, for benchmarks/trial_cost.py.
+
+`python -m benchmarks.measure_once RESULT.json WORDS...`: what `autotune measure WORDS...` does, and into RESULT.json
+when load began and ended, on the clock of the whole machine, and the most memory that the process had.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def most_bytes() -> int:
+    """The most memory that this process had: not `ru_maxrss`, which begins with that of whoever started it."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM")
+
+
+def main() -> None:
+    """Run the command; its exit code is this process's."""
+    result, *words = sys.argv[1:]
+    from autotune import measuring
+    from autotune.cli.main import app
+
+    names = vars(measuring)
+    drive = names["drive"]
+    times: list[float] = []
+
+    async def timed(*args: Any, **others: Any) -> Any:
+        times.append(time.monotonic())
+        try:
+            return await drive(*args, **others)
+        finally:
+            times.append(time.monotonic())
+
+    names["drive"] = timed
+    try:
+        app(["measure", *words], standalone_mode=False)
+    finally:
+        document = {"first_s": times[0], "last_s": times[-1], "most_bytes": most_bytes()} if times else {}
+        Path(result).write_text(json.dumps(document), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

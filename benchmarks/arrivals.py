@@ -1,8 +1,9 @@
-"""Whether the load client sends as asked: `python -m benchmarks.arrivals [--rate 300] [--tokens 100] [--json]`.
+"""Whether the load client sends as asked: `python -m benchmarks.arrivals [--rate 300] [--tokens 114] [--json]`.
 
 An open loop of every arrival process against the server of known truth, each request answered with one chunk per 10 ms:
-300 requests/s of 100 tokens are 30,000 chunks/s beside the schedule. One row a process, from the records as
-load.arrival_check reads them; server and client have a core each.
+300 requests/s of 114 tokens are 30,000 chunks/s beside the schedule, start and end included. One row a process, from
+the records as load.arrival_check reads them; server and client have a core each. What the machine takes from the
+client's core before and after is told beside (driver_stalls.py), and not subtracted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autotune.load.client import DriveOptions, drive
 from autotune.load.loops import new_loop
 from autotune.load.workloads import Api
 from autotune.records import ArrivalProcess, Arrivals, LevelRole, PlannedRequest
+from benchmarks.driver_stalls import look_at
 from benchmarks.truth import BenchmarkError, compile_server, pin, serving_truth
 
 PROCESSES = (
@@ -30,8 +32,10 @@ PROCESSES = (
     ArrivalProcess(kind=Arrivals.GAMMA, cv=2.0),
     ArrivalProcess(kind=Arrivals.RAMP, ramp_from=1.0, ramp_to=3.0),
 )
+LOOK_S = 0.5
 PROMPT = " ".join(["word"] * 64)
-COLUMNS = ("arrivals", "chunks_s", "asked_rps", "sent_rps", "cv", "asked_cv", "late_p50_ms", "late_p99_ms", "off")
+SENT = ("arrivals", "chunks_s", "asked_rps", "sent_rps", "cv", "asked_cv", "late_p50_ms", "late_p99_ms")
+COLUMNS = (*SENT, "core_lost_pct", "core_stall_p99_ms", "off")
 
 
 def row(process: ArrivalProcess, program: Path, args: argparse.Namespace, cores: list[int]) -> dict[str, Any]:
@@ -46,11 +50,14 @@ def row(process: ArrivalProcess, program: Path, args: argparse.Namespace, cores:
         PlannedRequest(index=i, prompt_tokens=64, output_tokens=args.tokens, content_seed=i, scheduled_s=at_s)
         for i, at_s in enumerate(schedule(level) or ())
     ]
-    options = DriveOptions(api=Api.COMPLETIONS, model="truth", render=lambda _request: PROMPT)
+    options = DriveOptions(api=Api.COMPLETIONS, model="truth", render=lambda _request: PROMPT, workers=1)
+    own = cores[1] if len(cores) > 1 else None
+    before = look_at(own, LOOK_S)
     with serving_truth(program, cores[0] if len(cores) > 1 else None) as server:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             records, duration_s = runner.run(drive(server.url, level, planned, options=options))
         chunks = server.counts().chunks
+    after = look_at(own, LOOK_S)
     check = arrival_check(level, records)
     failed = sum(record.error is not None for record in records)
     if check is None or failed:
@@ -64,6 +71,8 @@ def row(process: ArrivalProcess, program: Path, args: argparse.Namespace, cores:
         "asked_cv": round(check.asked_cv or 0.0, 3),
         "late_p50_ms": round(check.lateness_p50_s * 1e3, 3),
         "late_p99_ms": round(check.lateness_p99_s * 1e3, 3),
+        "core_lost_pct": round(max(before.lost_pct, after.lost_pct), 2),
+        "core_stall_p99_ms": round(max(before.p99_ms, after.p99_ms), 3),
         "off": "; ".join(arrivals_off(check)),
     }
 
@@ -72,7 +81,7 @@ def main() -> int:
     """Print the table; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=300.0, help="requests per second")
-    parser.add_argument("--tokens", type=int, default=100, help="of each answer, one chunk each")
+    parser.add_argument("--tokens", type=int, default=114, help="of each answer, one chunk each")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

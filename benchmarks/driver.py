@@ -1,12 +1,15 @@
 """What the load client costs and how far its figures are off, beside `vllm bench serve`, in one run.
 
-`python -m benchmarks.driver [--vllm-python PYTHON] [--streams 64,256,512,640,768] [--seconds N] [--json]`
+`python -m benchmarks.driver [--vllm-python PYTHON] [--streams 192,256,...] [--seconds N] [--workers N] [--json]`
 
 A server of known truth (first token after 50 ms, then one chunk per 10 ms, 64 to 192 tokens) runs on one core, the
 client on another. Chunks per second and CPU time are taken from outside, the same way for every client, between a
 quarter and 85 % of the chunks: neither start nor end is in them. Errors are those of the figures that the client gives,
 TTFT from the scheduled time; of the peer, which starts all streams at once, the first request of each is left out.
-A load is honest where p95 TTFT is at most 10 % off.
+A load is honest where p95 TTFT is at most 10 % off; aiohttp and the peer end with their first that is not.
+
+Before and after each load a process that only looks at the clock tells what the machine takes from the client's core
+(driver_stalls.py): nothing of that is subtracted.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from benchmarks import peer
-from benchmarks.truth import TTFT_S, BenchmarkError, Sample, compile_server, pin, sample, serving_truth
+from benchmarks.driver_stalls import look_at
+from benchmarks.truth import TTFT_S, BenchmarkError, Sample, Watch, compile_server, pin, sample, serving_truth
 
 FORMAT = 1
 OURS = ("raw", "aiohttp")
@@ -32,13 +36,22 @@ COMPARED_STREAMS = 256
 
 HONEST_MS = 0.1 * TTFT_S * 1e3
 FROM_SHARE, TO_SHARE = 0.25, 0.85
-SAMPLE_S = 0.1
+SAMPLE_S = 0.25
+"""Seldom, and over an open connection: whoever looks takes a core from server or client."""
+
+LOOK_S = 0.5
 ROOT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One client at one load. `server_late_p99_ms` is the server's own share of the errors."""
+    """One client at one load.
+
+    Attributes:
+        server_late_p99_ms: how late the server itself was.
+        core_lost_pct, core_stall_p99_ms: what the machine took from the client's core before and after, the worse of
+            both: share of the time, and how long a chunk would have lain unread in 99 of 100 moments.
+    """
 
     client: str
     streams: int
@@ -49,6 +62,8 @@ class Row:
     itl_p99_err_ms: float
     mean_itl_err_pct: float
     server_late_p99_ms: float
+    core_lost_pct: float
+    core_stall_p99_ms: float
 
     @property
     def honest(self) -> bool:
@@ -65,7 +80,18 @@ class Bench:
     folder: Path
     seconds: float
     vllm_python: str | None
-    cores: tuple[int, int] | None
+    cores: tuple[int, ...]
+    workers: int
+
+    @property
+    def server_core(self) -> int | None:
+        """Where the server runs; None for anywhere."""
+        return self.cores[0] if self.cores else None
+
+    @property
+    def client_cores(self) -> tuple[int, ...]:
+        """Where the client runs: one core for each of its workers."""
+        return self.cores[1:]
 
 
 def main() -> int:
@@ -73,17 +99,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--vllm-python", help="an interpreter with vLLM, whose `vllm bench serve` is the peer")
-    parser.add_argument("--streams", default="64,256,512,640,768", help="requests at once, load by load")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each load, about")
+    parser.add_argument("--streams", default="192,256,320,640,704,800", help="requests at once, load by load")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each load, about")
+    parser.add_argument("--workers", type=int, default=1, help="processes of our client, a core each")
     args = parser.parse_args()
     try:
         loads = [int(word) for word in args.streams.split(",")]
-        if min(loads) < 1 or not 1 <= args.seconds <= 3600:
+        if min(loads) < 1 or not 1 <= args.seconds <= 3600 or not 1 <= args.workers <= 64:
             raise ValueError
     except ValueError:
-        parser.error("--streams takes numbers from 1 such as 64,256 and --seconds 1 to 3600")
+        parser.error("--streams takes numbers from 1 such as 64,256, --seconds 1 to 3600, --workers 1 to 64")
     try:
-        rows = measure(loads, args.seconds, args.vllm_python, tell=not args.json)
+        rows = measure(loads, args.seconds, args.vllm_python, args.workers, tell=not args.json)
     except BenchmarkError as error:
         print(f"driver benchmark: {error}", file=sys.stderr)
         return 1
@@ -95,8 +122,8 @@ def main() -> int:
     return 0
 
 
-def measure(loads: list[int], seconds: float, vllm_python: str | None, *, tell: bool) -> list[Row]:
-    """Every client at every load, one after the other; the peer's end with its first dishonest load."""
+def measure(loads: list[int], seconds: float, vllm_python: str | None, workers: int, *, tell: bool) -> list[Row]:
+    """Every client at every load, one after the other; all but the quick one end with their first dishonest load."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="driver-") as name:
         folder = Path(name)
@@ -106,7 +133,8 @@ def measure(loads: list[int], seconds: float, vllm_python: str | None, *, tell: 
             folder=folder,
             seconds=seconds,
             vllm_python=vllm_python,
-            cores=two_cores(),
+            cores=own_cores(workers),
+            workers=workers,
         )
         if tell:
             print("".join(f"{head:>{width(head)}}" for head in heads()))
@@ -116,7 +144,7 @@ def measure(loads: list[int], seconds: float, vllm_python: str | None, *, tell: 
                 rows.append(row)
                 if tell:
                     print("".join(cell(getattr(row, head), width(head)) for head in heads()), flush=True)
-                if client == PEER and not row.honest and streams >= COMPARED_STREAMS:
+                if client != OURS[0] and not row.honest and streams >= COMPARED_STREAMS:
                     break  # heavier ones would take minutes and be no more honest
     return rows
 
@@ -139,14 +167,15 @@ def verdict(rows: list[Row]) -> dict[str, float | None]:
 
 def one_row(bench: Bench, client: str, streams: int) -> Row:
     """One client at one load, against a server of its own."""
-    server_core, client_core = bench.cores or (None, None)
+    client_core = bench.client_cores[0] if bench.client_cores else None
+    before = look_at(client_core, LOOK_S)
     result = bench.folder / "result.json"
     result.unlink(missing_ok=True)
-    with serving_truth(bench.program, server_core) as server, tempfile.TemporaryFile() as out:
+    with serving_truth(bench.program, bench.server_core) as server, tempfile.TemporaryFile() as out:
         if client == PEER:
             command = peer.command(bench.vllm_python or "", server.url, streams, bench.seconds, bench.tokenizer, result)
         else:
-            load = [server.url, client, str(streams), str(bench.seconds)]
+            load = [server.url, client, str(streams), str(bench.seconds), str(bench.workers)]
             command = [sys.executable, "-m", "benchmarks.load_once", *load]
         try:
             process = subprocess.Popen(
@@ -155,10 +184,11 @@ def one_row(bench: Bench, client: str, streams: int) -> Row:
         except OSError as error:
             raise BenchmarkError(f"{command[0]}: {error.strerror}") from error
         samples: list[Sample] = []
-        with process:
-            pin(process.pid, client_core)
+        with process, Watch(server) as watch:
+            # The peer is one process, and gets the core that one of ours gets.
+            pin(process.pid, *(bench.client_cores if client != PEER else (client_core,)))
             while process.poll() is None:
-                samples.append(sample(server, process.pid))
+                samples.append(sample(watch, process.pid))
                 time.sleep(SAMPLE_S)
         out.seek(0)
         said = out.read().decode("utf-8", "replace").strip()
@@ -166,6 +196,7 @@ def one_row(bench: Bench, client: str, streams: int) -> Row:
             raise BenchmarkError(f"{client} at {streams} streams ended with {process.returncode}:\n{said[-2000:]}")
         off = peer.peer_errors(result, streams) if client == PEER else json.loads(said.splitlines()[-1])
         counts = server.counts()
+    after = look_at(client_core, LOOK_S)
     first, last = middle(samples, counts.chunks)
     chunks = last.chunks - first.chunks
     return Row(
@@ -174,6 +205,8 @@ def one_row(bench: Bench, client: str, streams: int) -> Row:
         chunks_s=chunks / (last.at_s - first.at_s),
         cpu_ms_per_1k=(last.cpu_s - first.cpu_s) * 1e6 / chunks,
         server_late_p99_ms=counts.late_p99_s * 1e3,
+        core_lost_pct=max(before.lost_pct, after.lost_pct),
+        core_stall_p99_ms=max(before.p99_ms, after.p99_ms),
         **off,
     )
 
@@ -190,13 +223,15 @@ def middle(samples: list[Sample], chunks: int) -> tuple[Sample, Sample]:
     return inside[0], inside[-1]
 
 
-def two_cores() -> tuple[int, int] | None:
-    """Cores for server and client; None, with a warning, where there is only one."""
+def own_cores(workers: int) -> tuple[int, ...]:
+    """Cores for the server and for each worker of the client; none, with a warning, where there is only one."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         print("only one core: server and client share it, and the figures say little", file=sys.stderr)
-        return None
-    return cores[0], cores[1]
+        return ()
+    if len(cores) < 1 + workers:
+        print(f"{len(cores)} cores: {workers} workers share {len(cores) - 1} of them", file=sys.stderr)
+    return tuple(cores[: 1 + workers])
 
 
 def heads() -> list[str]:

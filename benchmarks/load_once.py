@@ -1,6 +1,6 @@
 """One load of our client at the server of known truth, in a process of its own: its errors as one JSON object.
 
-`python -m benchmarks.load_once URL raw|aiohttp STREAMS SECONDS`
+`python -m benchmarks.load_once URL raw|aiohttp STREAMS SECONDS WORKERS`
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT = " ".join(["word"] * 64)
 
 def main() -> None:
     """Drive, and print what `errors` says."""
-    url, kind, streams, seconds = sys.argv[1:]
+    url, kind, streams, seconds, workers = sys.argv[1:]
     level, requests = plan(int(streams), float(seconds))
     options = DriveOptions(
         api=Api.COMPLETIONS,
@@ -33,6 +33,7 @@ def main() -> None:
         render=lambda _request: PROMPT,
         transport=TransportKind(kind),
         stagger_s=MEAN_SERVICE_S,
+        workers=int(workers),
     )
     with asyncio.Runner(loop_factory=new_loop) as runner:
         records, duration_s = runner.run(drive(url, level, requests, options=options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import time
 import urllib.request
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 SOURCE = Path(__file__).with_name("truth_server.c")
 TTFT_S, ITL_S = 0.050, 0.010
@@ -44,10 +46,32 @@ class TruthServer:
     def counts(self) -> Counts:
         """Since its start."""
         with urllib.request.urlopen(f"{self.url}/counts", timeout=10) as answer:  # noqa: S310 - our own http:// URL
-            raw = json.load(answer)
-        return Counts(
-            requests=raw["requests"], open=raw["open"], chunks=raw["chunks"], late_p99_s=raw["late_p99_us"] / 1e6
-        )
+            return _counts(answer.read())
+
+
+class Watch:
+    """Asks a server for its counts again and again, over one connection: a new one each time costs a millisecond, which
+    would be taken from those that are measured."""
+
+    def __init__(self, server: TruthServer) -> None:
+        port = urlsplit(server.url).port
+        self._socket = socket.create_connection(("127.0.0.1", port or 80), timeout=10)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._socket.close()
+
+    def counts(self) -> Counts:
+        """Since the server's start."""
+        self._socket.sendall(b"GET /counts HTTP/1.1\r\n\r\n")
+        return _counts(self._socket.recv(4096).partition(b"\r\n\r\n")[2])
+
+
+def _counts(data: bytes) -> Counts:
+    raw = json.loads(data)
+    return Counts(requests=raw["requests"], open=raw["open"], chunks=raw["chunks"], late_p99_s=raw["late_p99_us"] / 1e6)
 
 
 def compile_server(folder: Path) -> Path:
@@ -91,10 +115,11 @@ def serving_truth(program: Path, core: int | None) -> Iterator[TruthServer]:
                 process.kill()
 
 
-def pin(pid: int, core: int | None) -> None:
-    """Keep a process that has just started on one core; threads that it starts stay there, too."""
-    if core is not None:
-        os.sched_setaffinity(pid, {core})
+def pin(pid: int, *cores: int | None) -> None:
+    """Keep a process that has just started on these cores; whatever it starts stays there, too."""
+    wanted = {core for core in cores if core is not None}
+    if wanted:
+        os.sched_setaffinity(pid, wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +131,24 @@ class Sample:
     cpu_s: float
 
 
-def sample(server: TruthServer, pid: int) -> Sample:
-    """Now. The CPU time is of all threads, user and system (proc(5), fields 14 and 15 of stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return Sample(at_s=time.monotonic(), chunks=server.counts().chunks, cpu_s=cpu_s)
+def sample(watch: Watch, pid: int) -> Sample:
+    """Now. The CPU time is of all threads and of the processes that `pid` has started."""
+    cpu_s = sum(_cpu_s(one) for one in (pid, *_children(pid)))
+    return Sample(at_s=time.monotonic(), chunks=watch.counts().chunks, cpu_s=cpu_s)
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time (proc(5), fields 14 and 15 of stat); 0 of one that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
+    except OSError:
+        return []

@@ -92,7 +92,7 @@ class Sleeper:
     ) -> None:
         self._now = now
         self._lead_s = lead_s
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[float, int, asyncio.Future[None] | Callable[[], None]]] = []
         self._left = False
         self._order = 0
         self._timer: _TimerDescriptor | None = None
@@ -117,7 +117,8 @@ class Sleeper:
             self._timer.close()
             self._timer = None
         for _, _, waiter in self._waiting:
-            waiter.cancel()
+            if isinstance(waiter, asyncio.Future):
+                waiter.cancel()
         self._waiting.clear()
 
     @property
@@ -147,9 +148,7 @@ class Sleeper:
         elif left_s <= self._lead_s:
             loop.call_soon(self._turn, at_s, what)
         else:
-            waiter: asyncio.Future[None] = loop.create_future()
-            self._wait(self._timer, at_s - self._lead_s, left_s - self._lead_s, waiter)
-            waiter.add_done_callback(lambda ended: None if ended.cancelled() else self._turn(at_s, what))
+            self._wait(self._timer, at_s - self._lead_s, left_s - self._lead_s, lambda: self._turn(at_s, what))
 
     def _turn(self, at_s: float, what: Callable[[], None]) -> None:
         """Call it when it is time, else look again when the loop has looked after all others."""
@@ -165,7 +164,9 @@ class Sleeper:
         self._wait(timer, at_s, left_s, waiter)
         await waiter
 
-    def _wait(self, timer: _TimerDescriptor, at_s: float, left_s: float, waiter: asyncio.Future[None]) -> None:
+    def _wait(
+        self, timer: _TimerDescriptor, at_s: float, left_s: float, waiter: asyncio.Future[None] | Callable[[], None]
+    ) -> None:
         self._order += 1
         heappush(self._waiting, (at_s, self._order, waiter))
         if self._waiting[0][2] is waiter:
@@ -180,13 +181,22 @@ class Sleeper:
             os.read(timer.number, 8)
         now = self._now()
         waiting = self._waiting
-        while waiting and (waiting[0][0] <= now or waiting[0][2].done()):
+        calls: list[Callable[[], None]] = []
+        while waiting and (waiting[0][0] <= now or _gave_up(waiting[0][2])):
             waiter = heappop(waiting)[2]
-            if not waiter.done():  # a waiter that was cancelled is
+            if not isinstance(waiter, asyncio.Future):
+                calls.append(waiter)
+            elif not waiter.done():
                 waiter.set_result(None)
         if waiting:
             timer.set(waiting[0][0] - now)
+        for call in calls:  # which may wait for something themselves, and so come after
+            call()
 
     async def _by_the_loop(self, at_s: float) -> None:
         while (left_s := at_s - self._now()) > 0:  # noqa: ASYNC110 - waits for a time, not for a state
             await asyncio.sleep(max(0.0, left_s - EARLY_S))
+
+
+def _gave_up(waiter: asyncio.Future[None] | Callable[[], None]) -> bool:
+    return isinstance(waiter, asyncio.Future) and waiter.done()

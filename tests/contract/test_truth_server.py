@@ -12,8 +12,9 @@ from autotune.load.client import DriveOptions, drive
 from autotune.load.workloads import Api
 from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest
 from benchmarks.driver import Row, middle, verdict
+from benchmarks.driver_stalls import look, stalls_of
 from benchmarks.load_once import errors_of
-from benchmarks.truth import ITL_S, TTFT_S, BenchmarkError, Sample, compile_server, serving_truth
+from benchmarks.truth import ITL_S, TTFT_S, BenchmarkError, Sample, Watch, compile_server, serving_truth
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
@@ -29,6 +30,8 @@ async def test_the_server_is_never_early_and_counts(tmp_path: Path, api: Api) ->
         options = DriveOptions(api=api, model="truth", render=lambda _request: "word", stagger_s=0.0)
         records, _ = await drive(server.url, level, requests, options=options)
         counts = server.counts()
+        with Watch(server) as watch:
+            assert watch.counts() == watch.counts() == counts
     assert [(r.error, r.counted_tokens, r.output_tokens) for r in records] == [(None, n, n) for n in lengths]
     for record in records:
         assert record.sent_s is not None
@@ -59,6 +62,8 @@ def row(client: str, streams: int, chunks_s: float, cpu: float, p95: float) -> R
         itl_p99_err_ms=0.1,
         mean_itl_err_pct=0.1,
         server_late_p99_ms=0.1,
+        core_lost_pct=0.0,
+        core_stall_p99_ms=0.0,
     )
 
 
@@ -94,3 +99,14 @@ def test_start_and_end_are_left_out() -> None:
     assert (first.at_s, last.at_s) == (3, 8)
     with pytest.raises(BenchmarkError, match="too short"):
         middle(samples[:3], 1000)
+
+
+def test_a_moment_in_a_gap_waits_for_its_end() -> None:
+    """Gaps of 30 and 10 ms in a second: beyond 25 ms lie 5 ms of it, beyond 15 ms 15 ms; so 1 % lie beyond 20 ms."""
+    found = stalls_of([0.010, 0.030], 1.0)
+    assert (found.lost_pct, found.p99_ms, found.longest_ms) == pytest.approx((4.0, 20.0, 30.0))
+    # Of gaps that are 2 % of the time one in two moments is beyond half a gap on average: (0.02 - 20 x) = 0.01.
+    assert stalls_of([0.001] * 20, 1.0).p99_ms == pytest.approx(0.5)
+    assert stalls_of([0.005], 1.0).p99_ms == 0.0
+    assert stalls_of([], 1.0) == stalls_of((), 2.0)
+    assert 0 <= look(0.01).lost_pct <= 100

@@ -98,3 +98,34 @@ def test_a_clock_of_another_pace() -> None:
             return now()
 
     assert 0.01 <= asyncio.run(run()) < 0.5
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("descriptor", [True, False])
+def test_calls_come_in_time_in_their_order_and_not_after_the_end(loop: str, descriptor: bool) -> None:
+    async def run() -> list[tuple[float, float]]:
+        called: list[tuple[float, float]] = []
+        start = time.perf_counter()
+
+        def now() -> float:
+            return time.perf_counter() - start
+
+        with Sleeper(now, descriptor=descriptor) as sleeper:
+
+            def again() -> None:
+                called.append((0.03, now()))
+                sleeper.call(0.04, lambda: called.append((0.04, now())))
+
+            sleeper.call(0.03, again)
+            for at_s in (0.02, -1.0, 0.01):
+                sleeper.call(at_s, lambda at_s=at_s: called.append((at_s, now())))
+            assert not called
+            sleeper.call(0.2, lambda: called.append((0.2, now())))
+            await sleeper.until(0.1)
+        await asyncio.sleep(0.15)
+        return called
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        called = runner.run(run())
+    assert [due for due, _ in called] == [-1.0, 0.01, 0.02, 0.03, 0.04]
+    assert all(at >= due for due, at in called)

@@ -1,7 +1,8 @@
 """`autotune measure` with the moments of its first and its last level, for benchmarks/trial_cost.py.
 
 `python -m benchmarks.measure_once RESULT.json WORDS...`: what `autotune measure WORDS...` does, and into RESULT.json
-when load began and ended, on the clock of the whole machine, and the most memory that the process had.
+when load began and ended, on the clock of the whole machine, the CPU time before and after it, and the most memory that
+the process had.
 """
 
 from __future__ import annotations
@@ -30,19 +31,25 @@ def main() -> None:
     names = vars(measuring)
     drive = names["drive"]
     times: list[float] = []
+    cpu: list[float] = []
 
     async def timed(*args: Any, **others: Any) -> Any:
         times.append(time.monotonic())
+        cpu.append(time.process_time())
         try:
             return await drive(*args, **others)
         finally:
             times.append(time.monotonic())
+            cpu.append(time.process_time())
 
     names["drive"] = timed
     try:
         app(["measure", *words], standalone_mode=False)
     finally:
-        document = {"first_s": times[0], "last_s": times[-1], "most_bytes": most_bytes()} if times else {}
+        document = {}
+        if times:
+            spent_s = cpu[0] + time.process_time() - cpu[-1]
+            document = {"first_s": times[0], "last_s": times[-1], "cpu_s": spent_s, "most_bytes": most_bytes()}
         Path(result).write_text(json.dumps(document), encoding="utf-8")
 
 

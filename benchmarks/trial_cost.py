@@ -242,7 +242,8 @@ def show(trials: list[Parts], driver: dict[str, float], *, as_json: bool) -> Non
     these, real = found["overhead_share"], found["real_overhead_share"]
     print(f"overhead of later trials: {these:.1%} of these, {real:.1%} of real ones")
     print(
-        f"driver: starts in {driver['driver_start_s']:.2f} s, reports in {driver['driver_report_s']:.2f} s, "
+        f"driver: starts in {driver['driver_start_s']:.2f} s, reports in {driver['driver_report_s']:.2f} s "
+        f"({driver['driver_cpu_s']:.2f} s of CPU together), "
         f"{driver['driver_mb']:.0f} MB more than an empty Python"
     )
 
@@ -326,11 +327,16 @@ def driver_cost(folder: Path) -> dict[str, float]:
         finally:
             running.terminate()
     empty = int(subprocess.run(EMPTY_PYTHON, capture_output=True, check=True, cwd=ROOT).stdout)
-    start, report, most = (sorted(cost[place] for cost in costs)[1] for place in range(3))
-    return {"driver_start_s": start, "driver_report_s": report, "driver_mb": (most - empty) / 1e6}
+    start, report, cpu, most = (sorted(cost[place] for cost in costs)[1] for place in range(4))
+    return {
+        "driver_start_s": start,
+        "driver_report_s": report,
+        "driver_cpu_s": cpu,
+        "driver_mb": (most - empty) / 1e6,
+    }
 
 
-def _once(folder: Path, words: list[str]) -> tuple[float, float, float]:
+def _once(folder: Path, words: list[str]) -> tuple[float, float, float, float]:
     result = folder / "measured.json"
     begun = time.monotonic()
     done = subprocess.run(
@@ -343,7 +349,7 @@ def _once(folder: Path, words: list[str]) -> tuple[float, float, float]:
     if done.returncode:
         raise CostError(f"autotune measure ended with {done.returncode}: {done.stderr.decode(errors='replace')[-500:]}")
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found["first_s"] - begun, ended - found["last_s"], found["most_bytes"]
+    return found["first_s"] - begun, ended - found["last_s"], found["cpu_s"], found["most_bytes"]
 
 
 def _until_ready(log: Path, server: subprocess.Popen[bytes]) -> None:

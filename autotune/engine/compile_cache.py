@@ -28,6 +28,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -41,6 +42,9 @@ OPERATORS = ("VLLM_CACHE_ROOT", "VLLM_DISABLE_COMPILE_CACHE")
 
 MOST_SLOTS = 16
 """A server that finds them all taken goes without: sixteen at once is more than a node has GPUs for."""
+
+KEPT_ASIDE_S = 7 * 86_400.0
+"""A damaged cache may be looked at for that long; whoever takes its slot afterwards deletes it."""
 
 REPLACED = "compile_cache_replaced"
 """Fact of a failure whose cache was set aside: where it lies now."""
@@ -79,6 +83,12 @@ class CacheLease:
         """Where a condemned cache goes, for whoever wants to look at it: one generation, the next one replaces it."""
         return self._folder.with_name(f"{self._folder.name}.replaced")
 
+    def tidy(self, now: float) -> None:
+        """Delete what was set aside long before `now` (seconds since the epoch)."""
+        with contextlib.suppress(OSError):
+            if now - self.aside.stat().st_mtime > KEPT_ASIDE_S:
+                shutil.rmtree(self.aside, ignore_errors=True)
+
     def condemn(self) -> None:
         """What is in the slot is damaged: `release` sets it aside, so that the next server begins with an empty one."""
         self._condemned = True
@@ -91,6 +101,7 @@ class CacheLease:
             with contextlib.suppress(OSError):
                 shutil.rmtree(self.aside, ignore_errors=True)
                 self._folder.rename(self.aside)
+                os.utime(self.aside)  # from when on it is kept
         lock, self._lock = self._lock, -1
         # Unlocked in words: a copy of the descriptor in a keeper that is just ending would hold the slot longer.
         with contextlib.suppress(OSError):
@@ -151,7 +162,9 @@ class CompileCaches:
             with contextlib.suppress(OSError):
                 folder.mkdir(exist_ok=True)
             env = {name: str(folder / part) for name, part in _PARTS if not whole.get(name)}
-            return CacheLease(folder, lock, env=env)
+            lease = CacheLease(folder, lock, env=env)
+            lease.tidy(time.time())
+            return lease
         return None
 
 

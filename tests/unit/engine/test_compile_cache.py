@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.engine.compile_cache import REPLACED, CompileCaches, is_cured
+from autotune.engine.compile_cache import KEPT_ASIDE_S, REPLACED, CompileCaches, is_cured
 from autotune.engine.logs import LogReader
 from autotune.records import CompileStart, Failure, FailureClass
 
@@ -92,6 +92,20 @@ def test_what_is_remembered_beside_code_is_no_code(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "compile").write_text("a file")
     assert of(tmp_path).take({}) is None
+
+
+def test_what_was_set_aside_is_deleted_when_its_time_is_over(tmp_path: Path) -> None:
+    lease = of(tmp_path).take({})
+    assert lease is not None
+    lease.condemn()
+    lease.release()
+    assert lease.aside.is_dir()
+    again = of(tmp_path).take({})
+    assert again is not None
+    assert again.aside.is_dir()
+    again.tidy(lease.aside.stat().st_mtime + KEPT_ASIDE_S + 1)
+    assert not again.aside.exists()
+    again.release()
 
 
 def test_only_a_replaced_cache_is_cured() -> None:

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from autotune import __version__
 from autotune.cli import (
+    bench,
     capacity,
     compare,
     diagnose,
@@ -78,6 +79,7 @@ for module in (
     schema,
     workload,
     gc,
+    bench,
 ):
     module.register(app)
 

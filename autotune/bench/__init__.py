@@ -1,0 +1,1 @@
+"""The search benchmark: samplers replayed on surfaces whose truth is known. See docs/search-benchmark.md."""

@@ -1,0 +1,117 @@
+"""`autotune bench search`: our sampler against every other one, replayed on surfaces whose truth is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli.options import Json
+
+if TYPE_CHECKING:
+    from autotune.bench.contenders import SamplerName
+    from autotune.bench.run import Asked
+    from autotune.bench.summary import Study
+
+_PROGRESS_S = 2.0
+MOST_SEEDS = 1000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group and its command."""
+    group = typer.Typer(help="Measure this program itself.", no_args_is_help=True)
+    group.command("search")(search)
+    # A group of a single command would otherwise be that command.
+    group.callback()(_group)
+    app.add_typer(group, name="bench")
+
+
+def _group() -> None:
+    """Measure this program itself."""
+
+
+def search(
+    quick: Annotated[bool, typer.Option("--quick", help="Three nodes and three seeds: about five minutes.")] = False,
+    surface: Annotated[
+        list[Path] | None,
+        typer.Option("--surface", help="A recorded study (JSONL, see docs/search-benchmark.md) instead; repeatable."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SEEDS, help="Studies per surface and sampler. Default: 7, quick 3.")
+    ] = None,
+    samplers: Annotated[
+        str | None, typer.Option(help="Names, separated by commas. Default: all whose libraries are here.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that replay studies.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Replay studies of every sampler on simulated nodes and recorded studies: launches until the gap is closed."""
+    from autotune.bench.document import document
+    from autotune.bench.run import run
+
+    asked = _asked(quick, tuple(surface or ()), seeds, samplers, workers)
+    studies = run(asked, _Progress())
+    if as_json:
+        typer.echo(json.dumps(document(studies), indent=2))
+        return
+    from autotune.bench.tables import tables
+    from autotune.cli.console import output_console
+    from autotune.report.grid import print_to
+
+    print_to(output_console(), tables(studies))
+
+
+def _asked(quick: bool, files: tuple[Path, ...], seeds: int | None, names: str | None, workers: int) -> Asked:
+    from autotune.bench.recorded import shipped_recorded
+    from autotune.bench.run import QUICK_NODES, QUICK_SEEDS, SEEDS, Asked, slow_first
+    from autotune.bench.situations import NODES
+    from autotune.cli.surroundings import cache_dir
+
+    nodes = QUICK_NODES if quick else tuple(one.name for one in NODES)
+    return Asked(
+        nodes=() if files else nodes,
+        files=files or shipped_recorded(),
+        samplers=slow_first(_samplers(names)),
+        seeds=seeds or (QUICK_SEEDS if quick else SEEDS),
+        cache_dir=cache_dir(os.environ),
+        workers=workers,
+    )
+
+
+def _samplers(names: str | None) -> tuple[SamplerName, ...]:
+    from autotune.bench.contenders import SamplerName, available
+    from autotune.errors import InvalidOption
+    from autotune.search.samplers import check_sampler
+
+    if names is None:
+        return available()
+    chosen = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in chosen:
+        if name not in set(SamplerName):
+            raise InvalidOption("--samplers", name, ", ".join(SamplerName))
+        if name == SamplerName.GP:
+            check_sampler(name, option="--samplers")
+    return tuple(SamplerName(name) for name in chosen)
+
+
+class _Progress:
+    """A line on standard error every few seconds: what is done, and about how long the rest takes."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    def __call__(self, done: int, total: int, study: Study) -> None:
+        now = time.monotonic()
+        if now - self._last < _PROGRESS_S and done < total:
+            return
+        self._last = now
+        rest_s = (now - self._began) / done * (total - done)
+        typer.echo(
+            f"{done}/{total} studies, last {study.sampler} on {study.surface}, about {rest_s / 60:.1f} min left",
+            file=sys.stderr,
+        )

@@ -106,7 +106,7 @@ class Simulation:
         if (compiled := self._compiled_for(requests)) is not None:
             load = compiled.load(level, requests)
             outcome = self._run_compiled(compiled, load, level.seed, stagger_s, deadline_s, stamping=True)
-            records = build_records(requests, outcome.times, self.settings.max_model_len)
+            records = build_records(requests[: len(outcome.times.due_s)], outcome.times, self.settings.max_model_len)
             return SimulatedLevel(records=records, server=self._delta(outcome), duration_s=outcome.end_s)
         return self._run_twin(level, requests, stagger_s, deadline_s)
 
@@ -127,7 +127,9 @@ class Simulation:
         if (compiled := self._compiled_for(requests)) is not None:
             load = compiled.load(level, requests) if load is None else load
             outcome = self._run_compiled(compiled, load, level.seed, 0.0, deadline_s, stamping=False)
-            return build_figures(outcome.times, load.outputs, self._delta(outcome), outcome.end_s)
+            return build_figures(
+                outcome.times, load.outputs[: len(outcome.times.due_s)], self._delta(outcome), outcome.end_s
+            )
         ran = self._run_twin(level, requests, 0.0, deadline_s)
         outputs = np.array([record.wanted_output_tokens for record in ran.records], dtype=np.int64)
         return build_figures(times_of(ran.records), outputs, ran.server, ran.duration_s)

@@ -18,7 +18,7 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelTimes:
-    """One entry per request, in the order planned; seconds from the level's start, NaN for what did not happen.
+    """One entry per request that was part of the level, in the order planned. Seconds from its start, NaN for never.
 
     Attributes:
         due_s: when it should have been sent.

@@ -132,8 +132,13 @@ class CompiledServer:
                 state.whole["noise_at"] = 0
             elif why == layout.NEEDS_PLANS:
                 state = _more_plans(state)
+            elif why == layout.NEEDS_LOOK:
+                _look(load, state)
         if why == layout.MISFIT:
             self._refuse(load, int(state.whole["misfit"][0]))
+        if why == layout.TIME_UP and load.growth is not None:
+            # What a growing level had not come to by then was never part of it.
+            state.whole["planned"] = max(load.least, int((state.requests["due"] <= deadline_s).sum()))
         self.heat = state.replicas["heat"].copy()
         self._last = (state, numbering)
         return _outcome(state)
@@ -279,6 +284,21 @@ def _pools(numbering: Numbering, seats: int) -> tuple[Array, Array]:
     return pools, blocks
 
 
+def _look(load: Load, state: State) -> None:
+    """After a step of a level that may grow: leave it at the requests sent so far, if they are enough."""
+    rows, whole = state.requests, state.whole
+    count, planned = int(whole["look"][0]), int(whole["planned"][0])
+    if load.growth is None or count >= planned:
+        return
+    while count < planned and not np.isnan(rows["sent"][count]):
+        count += 1  # due at the same instant
+    sent = rows[:count][~np.isnan(rows["sent"][:count])]
+    firsts = [None if np.isnan(first) else first for first in sent["first"].tolist()]
+    if load.growth.enough(list(zip(sent["due"].tolist(), firsts, strict=True))):
+        whole["open"] -= planned - count
+        whole["planned"] = count
+
+
 def _more_plans(state: State) -> State:
     """Twice as many rows of plans, and room for the events that hand them out."""
     before = len(state.plans)
@@ -298,7 +318,8 @@ def _more_plans(state: State) -> State:
 
 
 def _outcome(state: State) -> LevelOutcome:
-    rows, whole = state.requests, state.whole[0]
+    whole = state.whole[0]
+    rows = state.requests[: min(int(whole["planned"]), len(state.requests))]
     times = LevelTimes(
         due_s=rows["due"].copy(),
         sent_s=rows["sent"].copy(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.load.growing import Growth, growth_of
 from autotune.records import Arrivals, LoadLevel, PlannedRequest
 from autotune.simulator.compiled import layout
 from autotune.simulator.compiled.contents import Contents, Ints, Spans, spans_of
@@ -23,6 +24,7 @@ class Load:
         free: positions that may be sent at once, ascending.
         slots: clients of a closed loop; 0 of an open one.
         contents: what the numbers in `spans` stand for.
+        least: requests of a level that does not grow.
     """
 
     closed: bool
@@ -33,6 +35,8 @@ class Load:
     free: NDArray[np.int32]
     spans: Spans
     contents: Contents
+    least: int
+    growth: Growth | None
 
     @classmethod
     def of(cls, level: LoadLevel, requests: Sequence[PlannedRequest], contents: Contents) -> Load:
@@ -61,6 +65,8 @@ class Load:
             free=free,
             spans=spans_of(requests, contents),
             contents=contents,
+            least=level.requests,
+            growth=growth_of(level),
         )
 
     def first_events(self, stagger_s: float) -> Array:
@@ -72,7 +78,13 @@ class Load:
             return events
         events = np.zeros(len(self.free), dtype=layout.EVENT)
         events["at"] = np.maximum(self.rows["due"][self.free], 0.0)
-        events["kind"], events["a"], events["seq"] = layout.SEND, self.free, np.arange(1, len(self.free) + 1)
+        events["kind"], events["a"] = layout.SEND, self.free
+        if self.growth is not None:
+            looks = np.zeros(len(self.growth.looks), dtype=layout.EVENT)
+            looks["kind"], looks["a"] = layout.LOOK, self.growth.looks
+            looks["at"] = self.rows["due"][looks["a"] - 1]
+            events = np.concatenate([events, looks])
+        events["seq"] = np.arange(1, len(events) + 1)
         return events[np.argsort(events["at"], kind="stable")]
 
 

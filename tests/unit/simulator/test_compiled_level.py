@@ -9,10 +9,23 @@ import numpy as np
 import pytest
 from model_shapes import deepseek_v3, mixtral
 
+from autotune.load.arrivals import open_level
+from autotune.load.requests import plan_requests
+from autotune.load.workloads import load_workload
 from autotune.node.defaults import resolve
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, PlannedRequest, SharedSpan, Value
+from autotune.records import (
+    ArrivalProcess,
+    Arrivals,
+    Config,
+    LevelRole,
+    LoadLevel,
+    ModelShape,
+    PlannedRequest,
+    SharedSpan,
+    Value,
+)
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.core import Core
 from autotune.simulator.engine_model import SimulatedLevel, Simulation
@@ -183,6 +196,19 @@ def test_loads_by_chance(seed: int) -> None:
             open_loop(80, float(rng.uniform(5, 200)), seed, conversations=True),
         ),
     )
+
+
+@pytest.mark.parametrize(("rate_rps", "deadline_s"), [(45.0, 100.0), (5.0, 100.0), (300.0, 100.0), (45.0, 3.0)])
+def test_levels_that_grow(rate_rps: float, deadline_s: float) -> None:
+    load = open_level(
+        "ttft", LevelRole.TTFT, ArrivalProcess(), rate_rps=rate_rps, requests=100, seed=1, most_requests=400
+    )
+    planned = plan_requests(load_workload("chat"), load, trial_salt=1)
+    twin, core = (Case(kv_tokens=900_000).simulation(c) for c in (Core.PYTHON, Core.COMPILED))
+    got = core.run(load, planned, deadline_s=deadline_s)
+    assert got == twin.run(load, planned, deadline_s=deadline_s)
+    assert 100 <= len(got.records) < len(planned)
+    assert len(core.figures(load, planned).ttft_s) == len(twin.figures(load, planned).ttft_s)
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, 0.05, 0.5, 1.5])

@@ -1,44 +1,18 @@
-"""The shell that performs one attempt of one trial: launch, warm up, drive the levels, stop."""
+"""The shell that performs one attempt of one trial: launch, warm up, drive the levels (trial_levels.py), stop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from autotune.engine.base import (
-    DriveResult,
-    Engine,
-    LaunchFailed,
-    LaunchPlan,
-    Milestone,
-    Server,
-    ServerDied,
-    ServerIdentity,
-)
-from autotune.load.measure import is_valid, summarise
-from autotune.load.ramp import (
-    RampPoint,
-    most_ttft_requests,
-    next_concurrency,
-    plan_levels,
-    ramp_level,
-    ramp_per_slot,
-    ramp_point,
-)
-from autotune.load.ramp import load_plan as plan_load
-from autotune.load.reading import RequestError
-from autotune.load.records_file import level_path, write_records
-from autotune.load.requests import plan_caveats, plan_requests
-from autotune.load.warming import MOST_WARMUP_S, Warming
-from autotune.load.workloads import Workload
+from autotune.engine.base import Engine, LaunchFailed, Milestone, Server, ServerDied, ServerIdentity
 from autotune.records import (
     INFEASIBLE_CLASSES,
     Caveat,
     ClockKind,
     Failure,
-    FailureClass,
     LoadLevel,
     LoadPlan,
     Measurement,
@@ -47,48 +21,9 @@ from autotune.records import (
     ServerFacts,
     TrialResult,
 )
+from autotune.trial_levels import FixedLoad, LevelFailed, LevelTooSlow, TrialLevels, TrialOrder
 
-_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP = 1, 2, 6, 100
-"""What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP, the passes of a
-warm-up in tens from where it begins."""
-
-_AGAIN = 1_000_000
-"""Added to a trial's salt for a level that is driven again: the same load, in words that are new to the server."""
-
-_WAITED = frozenset({"jit_compiling", "pauses"})
-"""Caveats that say so of a level, by the log or by what arrived: vLLM's log tells of each kernel only once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FixedLoad:
-    """What the operator fixed of the load, per GPU used, in the words of `LoadPlan`; None is left to the ramp."""
-
-    concurrency_per_gpu: int | None = None
-    rate_rps_per_gpu: float | None = None
-    throughput_requests_per_gpu: int | None = None
-    ttft_requests_per_gpu: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOrder:
-    """What one attempt has to do.
-
-    Attributes:
-        load: the study's two levels; None when this attempt has to find them (the baseline).
-        fixed_load: replaces what the ramp finds; used only when `load` is None.
-        gpus: GPUs the config uses, at least 1; the levels are scaled by it.
-        seed: the study's; with `number` it seeds the prompts' content.
-    """
-
-    number: int
-    launch: LaunchPlan
-    workload: Workload
-    load: LoadPlan | None
-    gpus: int
-    seed: int
-    level_deadline_s: float
-    fixed_load: FixedLoad = FixedLoad()
-    slo_ttft_s: float | None = None
+__all__ = ["FixedLoad", "TrialObserver", "TrialOrder", "TrialRun", "outcome_of", "run_trial"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,22 +75,6 @@ class _Timeline:
         return tuple(self._seconds)
 
 
-class _LevelTooSlow(Exception):
-    """A level did not end in its time, though the server kept answering."""
-
-    def __init__(self, caveat: Caveat) -> None:
-        super().__init__(caveat.text)
-        self.caveat = caveat
-
-
-class _LevelFailed(Exception):
-    """A level ended in a way that makes its figures worthless."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.line)
-        self.failure = failure
-
-
 async def run_trial(
     engine: Engine, order: TrialOrder, *, clock: Callable[[], float], observer: TrialObserver
 ) -> TrialRun:
@@ -171,9 +90,9 @@ async def run_trial(
             load=order.load,
             argv=failed.argv,
         )
-    session = _Session(engine.clock, server, order, timeline, observer)
+    levels = TrialLevels(engine.clock, server, order, enter=timeline.enter, told=observer.level)
     try:
-        failure, slow = await _measured(session)
+        failure, slow = await _measured(levels)
     except BaseException:  # cancelled, or the store refused: stop the server, then pass it on
         await _stop(server, timeline)
         raise
@@ -183,23 +102,23 @@ async def run_trial(
         engine.clock,
         timeline,
         facts=server.facts,
-        measurements=tuple(session.measurements),
-        caveats=slow + server.caveats + tuple(session.caveats) + caveats,  # why it was abandoned comes first
+        measurements=tuple(levels.measurements),
+        caveats=slow + server.caveats + tuple(levels.caveats) + caveats,  # why it was abandoned comes first
     )
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)
-    return TrialRun(result=result, load=session.load, argv=server.argv, cancelled=cancelled)
+    return TrialRun(result=result, load=levels.load, argv=server.argv, cancelled=cancelled)
 
 
-async def _measured(session: _Session) -> tuple[Failure | None, tuple[Caveat, ...]]:
+async def _measured(levels: TrialLevels) -> tuple[Failure | None, tuple[Caveat, ...]]:
     """Drive the levels; what failed, and why the trial was abandoned if it was."""
     try:
-        await session.measure()
+        await levels.measure()
     except ServerDied as died:
         return died.failure, ()
-    except _LevelFailed as failed:
+    except LevelFailed as failed:
         return failed.failure, ()
-    except _LevelTooSlow as too_slow:
+    except LevelTooSlow as too_slow:
         return None, (too_slow.caveat,)
     return None, ()
 
@@ -267,186 +186,3 @@ async def _uninterrupted(stopping: Coroutine[Any, Any, float]) -> tuple[Failure 
                 task.cancel()
         else:
             return None, cancelled
-
-
-class _Session:
-    """The load side of one attempt: which levels, in which order, and what they showed."""
-
-    def __init__(
-        self, clock: ClockKind, server: Server, order: TrialOrder, timeline: _Timeline, observer: TrialObserver
-    ) -> None:
-        self._clock, self._server, self._order = clock, server, order
-        self._timeline, self._observer = timeline, observer
-        self.measurements: list[Measurement] = []
-        self.caveats: list[Caveat] = []
-        self.load = order.load
-
-    async def measure(self) -> None:
-        """Warm up, find the load where it is not known yet, then the two levels, busiest first."""
-        order = self._order
-        self._timeline.enter(Phase.WARMING)
-        if order.load is None:
-            await self._warm_up(order.workload.start_concurrency * order.gpus)
-            self._timeline.enter(Phase.MEASURING)
-            self.load = _fixed_over(await self._find_load(), order.fixed_load, order.workload)
-            warmup, *levels = self._levels(self.load)
-            if self._clock is ClockKind.WALL:  # the ramp may have stayed below, and other batches are other kernels
-                await self._warm_up(warmup.concurrency or 1, purpose=_WARMUP_AGAIN)
-        else:
-            warmup, *levels = self._levels(order.load)
-            await self._warm_up(warmup.concurrency or 1, warmup.requests)
-            self._timeline.enter(Phase.MEASURING)
-        for level in levels:
-            await self._drive(level)
-
-    def _levels(self, load: LoadPlan) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
-        order = self._order
-        return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
-
-    async def _warm_up(self, concurrency: int, requests: int = 0, *, purpose: int = _WARMUP) -> None:
-        """At least as many requests as run at once, on a real server until it is quiet; nothing of it is kept."""
-        longest_s = min(MOST_WARMUP_S, self._order.level_deadline_s)
-        warming = Warming(concurrency=concurrency, first_requests=requests, longest_s=longest_s)
-        while not warming.over:
-            driven, measurement = await self._run(warming.level(self._seed(purpose + 10 * warming.passes)))
-            if not is_valid(measurement):
-                raise _level_failure(measurement)
-            warming.see(driven.records, driven.duration_s, driven.use.jit_compiles if driven.use else None)
-            if self._clock is ClockKind.VIRTUAL:
-                return
-        if warming.caveat is not None:
-            self.caveats.append(warming.caveat)
-
-    async def _find_load(self) -> LoadPlan:
-        order = self._order
-        limit = order.workload.max_concurrency * order.gpus
-        points: list[RampPoint] = []
-        longest_s = order.level_deadline_s / 2
-        while (
-            concurrency := next_concurrency(
-                points, limit, start=order.workload.start_concurrency, gpus=order.gpus, longest_s=longest_s
-            )
-        ) is not None:
-            level = ramp_level(
-                concurrency,
-                points,
-                seed=self._seed(_RAMP + concurrency),
-                longest_s=longest_s,
-                per_slot=ramp_per_slot(order.workload),
-            )
-            measurement = await self._drive(level)
-            point = ramp_point(measurement)
-            if point is None or (points and measurement.void):
-                break  # more in flight would show the client's capacity
-            points.append(point)
-        if not points:
-            raise _LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
-        return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
-
-    async def _drive(self, level: LoadLevel) -> Measurement:
-        driven, measurement = await self._run(level)
-        if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
-            # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.
-            driven, measurement = await self._run(level, salt=_AGAIN)
-        path = level_path(self._order.launch.directory, level)
-        await asyncio.to_thread(
-            write_records,
-            path,
-            level,
-            self._clock,
-            driven.records,
-            driven.duration_s,
-            driven.server,
-            driven.energy_j,
-            driven.use,
-        )
-        self.measurements.append(measurement)
-        if not is_valid(measurement):
-            raise _level_failure(measurement)
-        return measurement
-
-    async def _run(self, level: LoadLevel, *, salt: int = 0) -> tuple[DriveResult, Measurement]:
-        order = self._order
-        self._observer.level(level)
-        requests = plan_requests(order.workload, level, trial_salt=order.number + salt)
-        driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s)
-        measurement = await asyncio.to_thread(
-            summarise,
-            level,
-            driven.records,
-            driven.duration_s,
-            self._clock,
-            order.slo_ttft_s,
-            driven.server,
-            shared_tokens_per_request=order.workload.shared_tokens_per_request,
-            use=driven.use,
-        )
-        doubts = (*measurement.caveats, *plan_caveats(order.workload, level))
-        return driven, replace(measurement, energy_j=driven.energy_j, caveats=doubts)
-
-    def _seed(self, purpose: int) -> int:
-        """Of a level: its own for every purpose of a study; trials differ by their salt."""
-        return (self._order.seed * 1_000_003 + purpose) % 2**32
-
-
-def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPlan:
-    """What the operator fixed replaces what the ramp found; counts that hang on the concurrency follow a fixed one."""
-    said = {name: value for name, value in asdict(fixed).items() if value is not None}
-    slots = fixed.concurrency_per_gpu
-    if slots is not None:
-        # The ramp's counts are of its own concurrency: a larger one would never be reached with as few requests.
-        counts = workload.requests
-        enough = max(found.throughput_requests_per_gpu, counts.per_slot * slots)
-        found = replace(
-            found, throughput_requests_per_gpu=enough, warmup_requests_per_gpu=counts.warmup_per_slot * slots
-        )
-    fixed_over = replace(found, **said)
-    if fixed.ttft_requests_per_gpu is not None:  # as many as were asked for
-        return replace(fixed_over, ttft_most_requests_per_gpu=None)
-    if fixed.rate_rps_per_gpu is not None:  # the time a level may grow to is another number of requests
-        most = most_ttft_requests(workload, fixed_over.ttft_requests_per_gpu, fixed_over.rate_rps_per_gpu)
-        return replace(fixed_over, ttft_most_requests_per_gpu=most)
-    return fixed_over
-
-
-def _level_failure(measurement: Measurement) -> Exception:
-    """What a level with too many failed requests says about the config."""
-    errors = ", ".join(f"{kind} x{count}" for kind, count in measurement.errors)
-    line = f"level {measurement.level.name}: {measurement.failed} of {measurement.planned} requests failed ({errors})"
-    kinds = {kind for kind, _ in measurement.errors}
-    if RequestError.DEADLINE in kinds and measurement.completed:
-        return _LevelTooSlow(
-            Caveat(
-                code="too_slow",
-                text=f"level {measurement.level.name}: {measurement.completed} of {measurement.planned} requests had "
-                f"ended after {measurement.duration_s:.0f} s, so the level was cut off and the trial abandoned",
-                remedy="A config this slow is dominated; if all are, raise --level-deadline or lower --load.",
-            )
-        )
-    if kinds and kinds <= {RequestError.HTTP_AUTH}:
-        return _LevelFailed(
-            Failure(
-                kind=FailureClass.MODEL_ACCESS,
-                line=line,
-                remedies=("The server asks for an API key; set VLLM_API_KEY to the one that it accepts.",),
-            )
-        )
-    if kinds and kinds <= {RequestError.HTTP_4XX}:
-        return _LevelFailed(
-            Failure(
-                kind=FailureClass.INVALID_COMBINATION,
-                line=line,
-                remedies=("Raise --max-model-len (or leave it out): the server refuses requests of this workload.",),
-            )
-        )
-    if kinds and kinds <= {RequestError.DEADLINE, RequestError.STALLED}:
-        return _LevelFailed(
-            Failure(
-                kind=FailureClass.HANG,
-                line=line,
-                remedies=("Look in server.log for where the server stopped answering.",),
-            )
-        )
-    return _LevelFailed(
-        Failure(kind=FailureClass.CRASH, line=line, remedies=("Look in server.log for the first exception.",))
-    )

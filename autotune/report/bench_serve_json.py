@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import StorageError
-from autotune.load.throughput import tokens_of
 from autotune.load.records_file import LevelFile
+from autotune.load.throughput import tokens_of
 from autotune.records import Arrivals, LoadLevel, RequestRecord
 
 PERCENTILES = (50, 90, 95, 99)
@@ -84,7 +84,7 @@ def bench_serve_document(
         "label": None,
         "model_id": model,
         "tokenizer_id": tokenizer if tokenizer is not None else model,
-        "num_prompts": level.level.requests,
+        "num_prompts": max(level.level.requests, len(level.records)),  # more where the level grew
         **dict(metadata),
         **_traffic(level.level),
     }

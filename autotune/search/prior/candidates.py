@@ -101,6 +101,10 @@ class Candidates:
             None if prior is None or not chosen else _corrections(prior, chosen, at, coder.groups),
         )
 
+    def place(self, config: Config) -> int | None:
+        """Where a config stands, whatever it holds beside the space's parameters; None when it is no candidate."""
+        return self.places.get(Config.of({name: value for name, value in config if name in self.names}))
+
     def expectation(self, prior: Prior | None) -> Expectation | None:
         """What `prior` expects of all, the slow prediction's corrections spread from the few to the rest."""
         if prior is None or not self.configs:

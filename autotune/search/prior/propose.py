@@ -6,8 +6,8 @@ See docs/sampler.md for the whole of it. The same history, space, prior and stat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -64,21 +64,50 @@ def propose(
         is_discouraged: keeps `DISCOURAGED` of its score; see `search.lessons`.
         complete: fills in what vLLM takes for the parameters that a config of the history lacks.
     """
-    listed = candidates or Candidates.of(space, prior)
-    seen = [_completed(one, complete) for one in observations(history)]
-    open_now = tuple(complete(config) for config in running(history))
-    names = listed.names
-    tried = np.zeros(len(listed.configs), dtype=np.bool_)
-    for config in (trial.config for trial in history):
-        for one in (config, complete(config)):
-            place = listed.places.get(Config.of({name: value for name, value in one if name in names}))
-            if place is not None:
-                tried[place] = True
-    left = np.flatnonzero(~tried)
+    seen = [replace(one, config=complete(one.config)) for one in observations(history)]
+    open_now = [complete(config) for config in running(history)]
+    tried = [trial.config for trial in history]
+    return propose_after(
+        seen,
+        open_now,
+        [*tried, *map(complete, tried)],
+        candidates or Candidates.of(space, prior),
+        prior,
+        rng,
+        is_allowed=is_allowed,
+        is_discouraged=is_discouraged,
+    )
+
+
+def propose_after(
+    seen: Sequence[Observation],
+    open_now: Sequence[Config],
+    tried: Iterable[Config],
+    listed: Candidates,
+    prior: Prior | None,
+    rng: np.random.Generator,
+    *,
+    is_allowed: Callable[[Config], bool] = lambda _: True,
+    is_discouraged: Callable[[Config], bool] = lambda _: False,
+) -> Proposal | None:
+    """As `propose`, from observations instead of trials.
+
+    Args:
+        seen: the baseline, whose objectives set the reference, first.
+        open_now: configs that are running.
+        tried: what is not to be proposed; may hold more than the space's parameters.
+    """
+    free = np.ones(len(listed.configs), dtype=np.bool_)
+    for config in tried:
+        place = listed.place(config)
+        if place is not None:
+            free[place] = False
+    left = np.flatnonzero(free)
     if not len(left):
         return None
     if prior is None and sum(one.logs is not None for one in seen) < COVER:
-        return _cover(listed, left, [one.config for one in seen] + list(open_now), rng, is_allowed, is_discouraged)
+        known = [*(one.config for one in seen), *open_now]
+        return _cover(listed, left, known, rng, is_allowed, is_discouraged)
     judged = _judge(listed, left, seen, open_now, prior)
     return _choose(judged, listed, left, is_allowed, is_discouraged)
 
@@ -152,9 +181,8 @@ class _Beliefs:
             return cls(at, plain.logs, plain.feasible)
         plain = prior.expect(configs)
         logs = [column.copy() for column in plain.logs]
-        names = listed.names
         for row, config in enumerate(configs):
-            place = listed.places.get(Config.of({name: value for name, value in config if name in names}))
+            place = listed.place(config)
             for objective in (THROUGHPUT, TTFT):
                 if listed.corrections is not None:
                     shift = listed.corrections[objective]
@@ -271,15 +299,4 @@ def _cover(
         config=listed.configs[best],
         reason=Reason.COVER,
         why="nothing is known of this model here yet: far from all configs tried so far",
-    )
-
-
-def _completed(one: Observation, complete: Callable[[Config], Config]) -> Observation:
-    return Observation(
-        config=complete(one.config),
-        feasible=one.feasible,
-        logs=one.logs,
-        sds=one.sds,
-        kv_tokens=one.kv_tokens,
-        available_kv_bytes=one.available_kv_bytes,
     )

@@ -1,0 +1,232 @@
+"""The prior of a node and model whose physics are known: roofline, queue and memory arithmetic. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autotune.errors import InvalidOption
+from autotune.node.defaults import ResolvedSettings, resolve
+from autotune.node.memory import estimate
+from autotune.records import Config, LoadLevel, ModelShape, Node, PlannedRequest, Value
+from autotune.search.prior.expectation import Expectation, Floats, Observation, Prior
+from autotune.search.prior.normal import cumulative
+from autotune.search.rules_base import CHECKPOINT
+from autotune.search.rules_memory import version_of_text
+from autotune.simulator.closed_form import ClosedForm, Columns, Factors, Offered, columns_of
+from autotune.simulator.coefficients import Coefficients
+from autotune.simulator.many import Server, simulate_many
+
+FACTOR_SD = 0.3
+"""How far off a physical coefficient is believed to be, in logarithms."""
+
+MISFIT_SDS = (0.15, 0.35)
+"""How far a fitted formula is believed to stay off, per objective: what the fit must not chase."""
+
+MEMORY_SD_SHARE = 0.015
+"""Of a GPU's memory: how far the memory arithmetic is believed to be off; a fifth of it once a log was seen."""
+
+STARTS = 0.95
+"""Probability that a config starts and serves for which memory is no question."""
+
+FIT_ROUNDS = 4
+WORTH_KEEPING = 500
+"""Listings from this length on are resolved once: the candidates are asked about before every launch."""
+
+DISK_BYTES_PER_S = 2e9
+START_MINUTES = 1.4
+"""Start-up of a small model with nothing compiled: 83 s on an H200 with vLLM 0.25, weights included."""
+
+Levels = Callable[
+    [int], tuple[tuple[LoadLevel, tuple[PlannedRequest, ...]], tuple[LoadLevel, tuple[PlannedRequest, ...]]]
+]
+"""From the number of GPUs used to the throughput level and the TTFT level with their requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """Configs resolved once: their columns and memory. `columns` is None where no config has known physics."""
+
+    known: np.ndarray
+    columns: Columns | None
+    spare_bytes: Floats
+    minutes: Floats
+
+
+@dataclass(slots=True)
+class _Memory:
+    """The last listings resolved: a memory of a pure function, shared by a prior and its refits."""
+
+    kept: dict[int, tuple[Sequence[Config], _Resolved]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhysicalPrior:
+    """Expects of a config what its arithmetic says.
+
+    Attributes:
+        shapes: of other checkpoints, by the value of `model` that names them.
+        fixed: flags of every launch of the study beside its config.
+        levels: for the event simulator; None leaves `refine` at the closed form.
+        shift_bytes: by which more memory was seen to be left for KV per GPU than the arithmetic says.
+        learnt_bytes: how many logs that was learnt from.
+    """
+
+    node: Node
+    shape: ModelShape
+    offered: Offered
+    fixed: tuple[tuple[str, Value], ...] = ()
+    vllm_version: str | None = None
+    shapes: Mapping[str, ModelShape] = field(default_factory=dict)
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    levels: Levels | None = None
+    factors: Factors = field(default_factory=Factors)
+    shift_bytes: float = 0.0
+    learnt_bytes: int = 0
+    _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
+
+    def settings(self, config: Config) -> ResolvedSettings:
+        """What a launch of `config` ends up with.
+
+        Raises:
+            InvalidOption: a value of the wrong type.
+        """
+        return resolve(config, self.node, self._shape(config), self.vllm_version, dict(self.fixed))
+
+    def expect(self, configs: Sequence[Config]) -> Expectation:
+        """Closed form and memory arithmetic; a config that cannot be resolved is expected to fail."""
+        found = self._resolved(configs)
+        n = len(configs)
+        logs = [np.zeros(n), np.zeros(n)]
+        if found.columns is not None:
+            figures = ClosedForm(found.columns, self.offered, self.coefficients, self.factors).predict()
+            for column, figure in zip(logs, figures, strict=True):
+                column[:] = np.log(figure).mean()
+                column[found.known] = np.log(figure)
+        sd = MEMORY_SD_SHARE / math.sqrt(1.0 + 24.0 * min(self.learnt_bytes, 1))
+        memory = min((gpu.memory_bytes for gpu in self.node.gpus), default=1)
+        feasible = STARTS * cumulative((found.spare_bytes + self.shift_bytes) / (sd * memory))
+        return Expectation(
+            log_throughput=logs[0],
+            log_ttft=logs[1],
+            feasible=np.where(found.known, feasible, 0.02),
+            minutes=found.minutes,
+        )
+
+    def refine(self, configs: Sequence[Config]) -> Expectation:
+        """The event simulator's figures where levels are known; NaN where it cannot run a config."""
+        plain = self.expect(configs)
+        if self.levels is None or not self.node.gpus:
+            return plain
+        logs = [np.full(len(configs), np.nan), np.full(len(configs), np.nan)]
+        for row, config in enumerate(configs):
+            figures = self._simulated(config)
+            if figures is not None:
+                logs[0][row], logs[1][row] = math.log(figures[0]), math.log(figures[1])
+        return replace(plain, log_throughput=logs[0], log_ttft=logs[1])
+
+    def refit(self, observations: Sequence[Observation]) -> Prior:
+        """Factors by damped least squares, and the memory left over by what logs said."""
+        shifts = self._shifts(observations)
+        shift = float(np.mean(shifts)) if shifts else 0.0
+        found = replace(self, shift_bytes=shift, learnt_bytes=len(shifts))
+        seen = [one for one in observations if one.logs is not None]
+        resolved = self._resolved([one.config for one in seen]) if seen else None
+        if resolved is None or resolved.columns is None:
+            return found
+        truth = np.array([one.logs for one, known in zip(seen, resolved.known, strict=True) if known]).T
+        return replace(found, factors=_fitted(ClosedForm(resolved.columns, self.offered, self.coefficients), truth))
+
+    def _shape(self, config: Config) -> ModelShape:
+        return self.shapes.get(str(config.get(CHECKPOINT)), self.shape)
+
+    def _resolved(self, configs: Sequence[Config]) -> _Resolved:
+        if len(configs) < WORTH_KEEPING:
+            return self._resolve(configs)
+        kept = self._memory.kept.get(id(configs))
+        if kept is None or kept[0] is not configs:
+            if len(self._memory.kept) >= 4:
+                self._memory.kept.clear()
+            kept = self._memory.kept[id(configs)] = (configs, self._resolve(configs))
+        return kept[1]
+
+    def _resolve(self, configs: Sequence[Config]) -> _Resolved:
+        version, n = version_of_text(self.vllm_version), len(configs)
+        known, spare, minutes = np.zeros(n, dtype=np.bool_), np.full(n, -1e15), np.full(n, 3.0)
+        settings, tokens = [], []
+        gpu = min(self.node.gpus, key=lambda one: one.memory_bytes, default=None)
+        for row, config in enumerate(configs):
+            shape = self._shape(config)
+            try:
+                one = resolve(config, self.node, shape, self.vllm_version, dict(self.fixed))
+                memory = None if gpu is None else estimate(shape, gpu, one, version=version)
+            except (InvalidOption, ValueError):
+                continue  # no settings, or a KV dtype of unknown size: the launch finds out
+            if memory is None or one.gpus > self.node.gpu_count or shape is not self.shape:
+                continue
+            known[row] = True
+            spare[row] = memory.available_kv_bytes - memory.needed_kv_bytes
+            minutes[row] = START_MINUTES + memory.weights_bytes_per_gpu * one.tensor_parallel / DISK_BYTES_PER_S / 60
+            settings.append(one)
+            tokens.append(max(memory.kv_tokens, one.block_size))
+        columns = columns_of(self.node, self.shape, settings, tokens, self.coefficients) if settings else None
+        minutes += 2.0 * self.offered.requests / self.offered.rate_rps / 60
+        return _Resolved(known, columns, spare, minutes)
+
+    def _simulated(self, config: Config) -> tuple[float, float] | None:
+        settings, shape = self.settings(config), self._shape(config)
+        assert self.levels is not None  # asked only then
+        if settings.gpus > self.node.gpu_count:
+            return None
+        memory = estimate(shape, self.node.gpus[0], settings, version=version_of_text(self.vllm_version))
+        if memory.kv_tokens < settings.block_size:
+            return None
+        figures = []
+        for level, requests in self.levels(settings.gpus):
+            server = Server(settings=settings, kv_tokens=memory.kv_tokens)
+            figures.append(next(iter(simulate_many(self.node, shape, [server], level, requests, self.coefficients))))
+        closed, opened = figures
+        clients = self.offered.concurrency * settings.gpus
+        stay = float(np.nanmean(closed.e2e_s))
+        # Little's law: requests/s of a closed loop are its clients over their stay, whatever ramp and tail do.
+        rate = clients / stay * float(np.mean(closed.output_tokens[closed.completed])) / settings.gpus
+        ttft = float(np.nanpercentile(opened.ttft_s, 95))
+        return (rate, ttft) if rate > 0 and ttft > 0 else None
+
+    def _shifts(self, observations: Sequence[Observation]) -> list[float]:
+        """By how much the logs' KV memory differs from the arithmetic's, bytes per GPU."""
+        gpu = min(self.node.gpus, key=lambda one: one.memory_bytes, default=None)
+        found = []
+        for one in observations:
+            if one.available_kv_bytes is None or gpu is None:
+                continue
+            try:
+                memory = estimate(
+                    self._shape(one.config), gpu, self.settings(one.config), version=version_of_text(self.vllm_version)
+                )
+            except (InvalidOption, ValueError):
+                continue
+            found.append(float(one.available_kv_bytes - memory.available_kv_bytes))
+        return found
+
+
+def _fitted(form: ClosedForm, truth: Floats) -> Factors:
+    """The most probable factors: Gauss-Newton from 1, far-off trials weighted down (Huber), changes bounded."""
+    weights = 1.0 / np.array(MISFIT_SDS)[:, None]
+    at = np.zeros(5)
+
+    def misfit(logs: Floats) -> Floats:
+        predicted = replace(form, factors=Factors.of(list(logs))).predict()
+        return ((truth - np.log(np.array(predicted))) * weights).ravel()
+
+    for _ in range(FIT_ROUNDS):
+        here = misfit(at)
+        slopes = np.array([(misfit(at + step) - here) / 1e-3 for step in 1e-3 * np.eye(5)]).T
+        trust = np.minimum(1.0, 1.5 / np.maximum(np.abs(here), 1e-9))
+        left = (slopes * trust[:, None]).T @ slopes + np.eye(5) / FACTOR_SD**2
+        right = -(slopes * trust[:, None]).T @ here - at / FACTOR_SD**2
+        at = np.clip(at + np.clip(np.linalg.solve(left, right), -0.3, 0.3), -1.0, 1.0)
+    return Factors.of(list(at))

@@ -1,7 +1,8 @@
 """Speed and fidelity of the simulator, or its figures for the shipped recipes.
 
 `python benchmarks/simulator.py [RESULTS.jsonl] [--node N] [--model M]` compares with recorded loads;
-`python benchmarks/simulator.py --recipes [FOLDER]` starts every starting point of every recipe on its own node.
+`python benchmarks/simulator.py --recipes [FOLDER]` starts every starting point of every recipe on its own node;
+`python benchmarks/simulator.py --speed` times chat levels of 500 to 100,000 requests on both cores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from autotune.node.gpus import parse_node_name
 from autotune.node.memory import estimate
 from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, ModelShape, Node, PlannedRequest
+from autotune.simulator.core import Core
 from autotune.simulator.engine_model import Simulation
 from autotune.simulator.measured import figures
 from autotune.simulator.recorded import read_recorded, simulate
@@ -30,6 +32,7 @@ from autotune.simulator.start_checks import config_problem, memory_problem
 ROOT = Path(__file__).parent.parent
 DEFAULT_ROWS = ROOT / "tests" / "data" / "h200" / "results.jsonl"
 CHAT_CLIENTS_PER_GPU = 64
+SPEED_COUNTS = (500, 5_000, 50_000, 100_000)
 
 
 def main() -> None:
@@ -40,8 +43,11 @@ def main() -> None:
     parser.add_argument("--model", default="meta-llama/Llama-3.1-8B-Instruct")
     parser.add_argument("--seeds", type=int, default=3, help="simulate with this many seeds and take the mean")
     parser.add_argument("--recipes", type=Path, nargs="?", const=ROOT / "studies", help="the recipes of this folder")
+    parser.add_argument("--speed", action="store_true", help="seconds of one core, by core and number of requests")
     args = parser.parse_args()
-    if args.recipes is not None:
+    if args.speed:
+        print_speed(args)
+    elif args.recipes is not None:
         print_recipes(args.recipes)
     else:
         print_fidelity(args)
@@ -68,6 +74,31 @@ def print_fidelity(args: argparse.Namespace) -> None:
     size = np.abs(errors)
     print(f"{'mean size of error':24}" + "".join(f"{100 * value:24.1f} %" for value in size.mean(axis=0)))
     print(f"{'largest':24}" + "".join(f"{100 * value:24.1f} %" for value in size.max(axis=0)))
+
+
+def print_speed(args: argparse.Namespace) -> None:
+    """CPU seconds of chat levels with 64 clients; the first line is what loading or compiling costs."""
+    node, shape = parse_node_name(args.node), load_shape(args.model)
+    settings = resolve(Config.of({}), node, shape)
+    kv_tokens = estimate(shape, node.gpus[0], settings).kv_tokens
+
+    def seconds(core: Core, count: int, *, records: bool) -> float:
+        level, requests = _chat(CHAT_CLIENTS_PER_GPU, count)
+        simulation = Simulation(node, shape, settings, kv_tokens, core=core)
+        begun = time.process_time()
+        if records:
+            simulation.run(level, requests)
+        else:
+            simulation.figures(level, requests)
+        return time.process_time() - begun
+
+    print(f"compiled core ready after {seconds(Core.COMPILED, 1, records=True):.2f} s")
+    print(f"{'requests':>9}{'twin':>10}{'compiled':>10}{'figures only':>14}")
+    for count in SPEED_COUNTS:
+        ways = ((Core.PYTHON, True), (Core.COMPILED, True), (Core.COMPILED, False))
+        repeats = 3 if count <= SPEED_COUNTS[0] else 1
+        best = [min(seconds(core, count, records=records) for _ in range(repeats)) for core, records in ways]
+        print(f"{count:9,}{best[0]:10.4f}{best[1]:10.4f}{best[2]:14.4f}")
 
 
 def print_recipes(folder: Path) -> None:
@@ -110,9 +141,9 @@ def _line(node: Node, shape: ModelShape, values: Mapping[str, Any]) -> str:
     )
 
 
-def _chat(clients: int) -> tuple[LoadLevel, tuple[PlannedRequest, ...]]:
-    """Prompts of 256-768 tokens, answers of 64-192, four for each client."""
-    rng, count = np.random.default_rng(1), 4 * clients
+def _chat(clients: int, count: int | None = None) -> tuple[LoadLevel, tuple[PlannedRequest, ...]]:
+    """Prompts of 256-768 tokens, answers of 64-192, four for each client where no number is given."""
+    rng, count = np.random.default_rng(1), 4 * clients if count is None else count
     requests = tuple(
         PlannedRequest(
             index=i,

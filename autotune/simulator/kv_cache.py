@@ -93,6 +93,15 @@ class BlockPool:
         self._cached[key] = 1
         return True
 
+    def publish_all(self, keys: Sequence[int]) -> Sequence[int]:
+        """Give held, now full blocks their keys; those of `keys` that were not cached already."""
+        if not self.prefix_caching:
+            return ()
+        cached = self._cached
+        fresh = [key for key in keys if key not in cached]
+        cached.update(dict.fromkeys(fresh, 1))
+        return fresh
+
     def release(self, keys: Sequence[int], unkeyed: int) -> None:
         """Give back a request's blocks: `keys` in order of position, and `unkeyed` without a key.
 

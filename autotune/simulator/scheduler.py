@@ -245,7 +245,7 @@ class Scheduler:
             if request in state.decoding:
                 # Tokens written before this step; a prompt of whole blocks has published its last one already.
                 if (request.filled + 1) * self.block_size <= request.target + state.tick - 1 - request.joined_tick:
-                    self._fill(request)
+                    self._fill(request, request.filled + 1)
                 request.unkeyed += 1
                 following = state.tick + self.block_size
                 if following <= request.last_tick:
@@ -346,17 +346,19 @@ class Scheduler:
 
     def _advance(self, request: SimRequest, tokens: int) -> None:
         request.computed += tokens
-        while (request.filled + 1) * self.block_size <= request.computed:
-            self._fill(request)
+        if (request.filled + 1) * self.block_size <= request.computed:
+            self._fill(request, request.computed // self.block_size)
 
-    def _fill(self, request: SimRequest) -> None:
-        """The request's next block is full: publish it under its key."""
-        index = request.filled
-        request.filled += 1
-        key = request.keys[index] if index < len(request.keys) else self._output_key(request, index)
-        if self.pool.publish(key):
-            request.held.append(key)
-            request.unkeyed -= 1
+    def _fill(self, request: SimRequest, full: int) -> None:
+        """The request's first `full` blocks are full: publish those that became so under their keys."""
+        first, request.filled = request.filled, full
+        own = len(request.keys)
+        keys: Sequence[int] = request.keys[first:full]
+        if full > own:
+            keys = [*keys, *(self._output_key(request, index) for index in range(max(first, own), full))]
+        fresh = self.pool.publish_all(keys)
+        request.held.extend(fresh)
+        request.unkeyed -= len(fresh)
 
     def _join(self, state: _Lane, request: SimRequest) -> None:
         """The prompt is done: one token comes out of this step, one more out of each that follows."""

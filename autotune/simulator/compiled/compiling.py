@@ -72,7 +72,7 @@ def _njit(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     import numba
 
     njit: Any = numba.njit  # `_nrt` and the wrappers' options are not in its type hints
-    made: Callable[P, R] = njit(_nrt=False, no_cfunc_wrapper=True, **options)(function)
+    made: Callable[P, R] = njit(_nrt=False, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     return made
 
 

@@ -207,8 +207,8 @@ def _step_end(s: State, step: int, now: float) -> None:
         slot = s.step_plans[step, rank]
         if slot >= 0 and s.plans[slot].finishing > 0:
             for at in range(s.plans[slot].decoding + s.plans[slot].finished_prefill):
-                if s.emitting[slot, at] % 2 == 1:
-                    drop(s, s.emitting[slot, at] // 2)
+                if s.emitting[slot, at] & 1 == 1:
+                    drop(s, s.emitting[slot, at] >> 1)
     for rank in range(ranks):
         if s.step_plans[step, rank] >= 0:
             _deliver(s, s.replicas[replica].first_seat + rank, s.step_plans[step, rank], now)
@@ -223,14 +223,14 @@ def _deliver(s: State, seat: int, slot: int, now: float) -> None:
     s.seats[seat].load -= plan.finishing
     whole.generation_tokens += emitting
     for at in range(plan.decoding, emitting):
-        request = s.requests[s.emitting[slot, at] // 2]
+        request = s.requests[s.emitting[slot, at] >> 1]
         if not request.prefilled:
             request.prefilled = True
             whole.prompt_tokens += request.prompt
     plan.readers = 0
     for server in range(servers):
         for at in range(emitting):
-            if s.emitting[slot, at] // 2 % servers == server:
+            if servers == 1 or (s.emitting[slot, at] >> 1) % servers == server:
                 plan.readers += 1
                 push(s, now + whole.out_latency, OUTPUT, server, slot)
                 break

@@ -136,7 +136,7 @@ def _collect(s: State, server: int) -> int:
         plan = s.plans[slot]
         for at in range(plan.decoding + plan.finished_prefill):
             code = s.emitting[slot, at]
-            position = code // 2
+            position = code >> 1
             if servers > 1 and position % servers != server:
                 continue
             request = s.requests[position]
@@ -146,7 +146,7 @@ def _collect(s: State, server: int) -> int:
                 request.mark = whole.mark
                 s.job[server, row.chunks] = position
                 row.chunks += 1
-            if code % 2 == 1:
+            if code & 1 == 1:
                 request.ending = True
                 s.ended[server, row.ended] = position
                 row.ended += 1

@@ -88,10 +88,7 @@ class BlockPool:
 
     def publish(self, key: int) -> bool:
         """Give a held, now full block its key. False when the content is cached already: the block stays without."""
-        if not self.prefix_caching or key in self._cached:
-            return False
-        self._cached[key] = 1
-        return True
+        return bool(self.publish_all((key,)))
 
     def publish_all(self, keys: Sequence[int]) -> Sequence[int]:
         """Give held, now full blocks their keys; those of `keys` that were not cached already."""

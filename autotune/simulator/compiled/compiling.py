@@ -68,7 +68,7 @@ def entry(function: Callable[P, R]) -> Callable[P, R]:
 
 def _njit(function: Callable[P, R], **options: bool) -> Callable[P, R]:
     """Compile without reference counts: the core makes no arrays, and counting those that it is given took two thirds
-    of its time and half of the compiler's."""
+    of its time and a third of the compiler's."""
     import numba
 
     njit: Any = numba.njit  # `_nrt` and the wrappers' options are not in its type hints

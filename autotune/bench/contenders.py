@@ -1,6 +1,6 @@
 """The samplers that are compared, behind one verb. They are given what a study knows, never the surface.
 
-The prior's own one is the product's (`Proposer`); stock samplers are Optuna's with their study kept over a replay; and
+Ours is the product's (`Proposer`); stock samplers are Optuna's with their study kept over a replay; and
 there are the two that need no history, what operators do by hand, and what vLLM ships.
 """
 
@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from autotune.bench.beliefs import HAS_PRIOR
+from autotune.bench.ours import OurContender, Reversed, best_of
+from autotune.errors import InvalidOption
 from autotune.records import Config, Trial
 from autotune.search.controls import Stock, StockStudy
 from autotune.search.parameter import is_number
+from autotune.search.prior.expectation import Prior
 from autotune.search.samplers import check_sampler, derived_seed, halton
 from autotune.search.space import SearchSpace
 
@@ -28,6 +32,7 @@ class Known:
         configs: that no rule refuses.
         recipes: the guide's configs for the node, in order; empty where there is no node.
         budget: launches it will get at most.
+        prior: what the product would believe; None where it makes none.
     """
 
     space: SearchSpace
@@ -35,6 +40,11 @@ class Known:
     baseline: Config
     recipes: tuple[Config, ...]
     budget: int
+    prior: Prior | None = None
+
+
+FROM_PRIOR = 10
+"""Configs of the prior's that TPE is started from: as many as it would draw at random."""
 
 
 class Contender(Protocol):
@@ -51,6 +61,10 @@ class Contender(Protocol):
 class SamplerName(StrEnum):
     """Every sampler of the benchmark, by the name that `--samplers` and the JSON have."""
 
+    PRIOR = "prior"
+    NO_PRIOR = "no-prior"
+    PRIOR_REVERSED = "prior-reversed"
+    TPE_FROM_PRIOR = "tpe-from-prior"
     TPE = "tpe"
     MOTPE = "motpe"
     NSGA2 = "nsga2"
@@ -61,7 +75,13 @@ class SamplerName(StrEnum):
     AUTO_TUNE = "vllm-auto-tune"
 
 
+NEEDS_PRIOR = frozenset({SamplerName.PRIOR, SamplerName.PRIOR_REVERSED, SamplerName.TPE_FROM_PRIOR})
+
 ABOUT = {
+    SamplerName.PRIOR: "ours",
+    SamplerName.NO_PRIOR: "ours for an unknown model: a Gaussian process without a prior",
+    SamplerName.PRIOR_REVERSED: "ours with a prior as wrong as can be: best and worst change places",
+    SamplerName.TPE_FROM_PRIOR: "motpe that starts from the prior's best configs, the fairest control",
     SamplerName.TPE: "Optuna's TPE as it comes: parameters apart, infeasible trials pruned",
     SamplerName.MOTPE: "multi-objective TPE over parameters together, infeasible trials by constraint",
     SamplerName.NSGA2: "NSGA-II with constraints",
@@ -75,13 +95,15 @@ ABOUT = {
 
 def available() -> tuple[SamplerName, ...]:
     """Those whose libraries are here."""
-    from autotune.errors import InvalidOption
-
     try:
         check_sampler("gp")
     except InvalidOption:
-        return tuple(name for name in SamplerName if name is not SamplerName.GP)
-    return tuple(SamplerName)
+        lacking = {SamplerName.GP}
+    else:
+        lacking = set()
+    if not HAS_PRIOR:
+        lacking |= NEEDS_PRIOR
+    return tuple(name for name in SamplerName if name not in lacking)
 
 
 def make_contender(name: SamplerName, known: Known, seed: int) -> Contender:
@@ -91,6 +113,10 @@ def make_contender(name: SamplerName, known: Known, seed: int) -> Contender:
         InvalidOption: one whose libraries are missing.
     """
     match name:
+        case SamplerName.PRIOR | SamplerName.PRIOR_REVERSED | SamplerName.TPE_FROM_PRIOR:
+            return _with_prior(name, known, seed)
+        case SamplerName.NO_PRIOR:
+            return OurContender(known.space, known.configs, seed, None, known.recipes[:1])
         case SamplerName.TPE | SamplerName.MOTPE | SamplerName.NSGA2 | SamplerName.GP:
             if name is SamplerName.GP:
                 check_sampler("gp", option="--samplers")
@@ -104,6 +130,18 @@ def make_contender(name: SamplerName, known: Known, seed: int) -> Contender:
             return ListContender(known.configs, known.configs)
         case SamplerName.AUTO_TUNE:
             return AutoTune(known)
+
+
+def _with_prior(name: SamplerName, known: Known, seed: int) -> Contender:
+    if known.prior is None:
+        # A recorded study that does not say of which node it is: the product would do without as well.
+        if name is SamplerName.TPE_FROM_PRIOR:
+            return StockContender(known, Stock.MOTPE, seed)
+        return OurContender(known.space, known.configs, seed, None, known.recipes[:1])
+    if name is SamplerName.TPE_FROM_PRIOR:
+        return StockContender(known, Stock.MOTPE, seed, best_of(known.prior, known.configs, FROM_PRIOR))
+    prior = Reversed(inner=known.prior) if name is SamplerName.PRIOR_REVERSED else known.prior
+    return OurContender(known.space, known.configs, seed, prior, known.recipes[:1])
 
 
 class ListContender:

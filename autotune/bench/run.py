@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from autotune.bench.beliefs import prior_of
 from autotune.bench.contenders import Known, SamplerName, make_contender
+from autotune.bench.physics import Load
 from autotune.bench.recorded import read_recorded, recorded_surface
 from autotune.bench.replay import MOST_LAUNCHES, replay
 from autotune.bench.situations import NODES, Situation, situation_of
@@ -125,16 +127,18 @@ def _subject(name: str, cache_dir: Path | None) -> tuple[Surface, Known]:
         surface = recorded_surface(read_recorded(Path(name)))
         return surface, _recorded_known(surface)
     situation = situation_of(spec)
-    return simulated_surface(spec, situation, cache_dir), _known(situation)
+    surface = simulated_surface(spec, situation, cache_dir)
+    return surface, _known(situation, surface.load)
 
 
-def _known(situation: Situation) -> Known:
+def _known(situation: Situation, load: Load | None) -> Known:
     return Known(
         space=situation.space,
         configs=situation.configs,
         baseline=situation.baseline,
         recipes=situation.recipes,
         budget=MOST_LAUNCHES,
+        prior=None if load is None else prior_of(situation, load),
     )
 
 

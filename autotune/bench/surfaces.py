@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.bench.launches import Launch
+from autotune.bench.physics import Load
 from autotune.records import Config, FailureClass
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.space import SearchSpace
@@ -52,6 +53,7 @@ class Surface:
         cold_s, warm_s: until ready, or until the failure, with nothing compiled and with a warm compile cache.
         measuring_s: both load levels and the warm-up before them; nothing for infeasible ones.
         compiled: configs of the same number share what was compiled.
+        load: that a study's ramp would find on the baseline, which every study knows; None where it is not written.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Surface:
     measuring_s: Floats
     compiled: NDArray[np.int64]
     noise: Noise
+    load: Load | None = None
 
     @cached_property
     def index(self) -> Mapping[Config, int]:

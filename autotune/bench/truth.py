@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from autotune.bench import hidden, physics
 from autotune.bench.columns import Columns, columns_of
+from autotune.bench.physics import Load
 from autotune.bench.situations import NodeSpec, Situation
 from autotune.bench.surfaces import Noise, Surface, SurfaceKind
 from autotune.records import Config, FailureClass
@@ -110,6 +112,7 @@ def work_out(spec: NodeSpec, situation: Situation) -> Surface:
         measuring_s=np.where(failed, 0.0, MEASURING_S * pace),
         compiled=compile_keys(configs),
         noise=NOISE,
+        load=load,
     )
 
 
@@ -153,17 +156,23 @@ def _write(path: Path, surface: Surface) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("wb") as stream:
-            np.savez_compressed(stream, failures=np.array([str(one) for one in surface.failures]), **arrays)
+            load = [surface.load.concurrency, surface.load.rate_rps] if surface.load is not None else []
+            np.savez_compressed(
+                stream, load=np.array(load), failures=np.array([str(one) for one in surface.failures]), **arrays
+            )
         beside.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink()
 
 
 def _read(path: Path, spec: NodeSpec, situation: Situation) -> Surface | None:
     """The cached surface; None where there is none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here: numpy leaves a damaged archive open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in _ARRAYS}
+            load = stored["load"].tolist()
             kinds = tuple(FailureClass(str(one)) for one in stored["failures"])
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
@@ -177,10 +186,6 @@ def _read(path: Path, spec: NodeSpec, situation: Situation) -> Surface | None:
         baseline=situation.configs.index(situation.baseline),
         failures=kinds,
         noise=NOISE,
+        load=Load(concurrency=load[0], rate_rps=load[1]) if len(load) == 2 else None,
         **arrays,
     )
-
-
-def with_noise(surface: Surface, noise: Noise) -> Surface:
-    """The same truth measured more or less well."""
-    return replace(surface, noise=noise)

@@ -39,7 +39,7 @@ class Stock(StrEnum):
     GP = "gp"
 
 
-_ASKS = {Stock.GP: ASKS_GP, Stock.TPE: 12}
+_ASKS = {Stock.GP: ASKS_GP, Stock.TPE: 4}
 """Fewer where each costs more: a model of one parameter at a time is built anew for each of them."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.simulator.coefficients import Coefficients
-from autotune.simulator.measured import Figures, MeasuredLoad
+from autotune.simulator.measured import Figures, MeasuredLoad, Repeated
 
 Vector = NDArray[np.float64]
 
@@ -232,7 +232,7 @@ class _Fit:
     ) -> None:
         self.sigmas = dict(sigmas)
         self.origin: Vector = np.zeros(len(sigmas))
-        self._loads = loads
+        self._loads = [Repeated(load) for load in loads]
         self._prior = prior
         self._accuracy = accuracy
         self._seeds = seeds
@@ -244,7 +244,10 @@ class _Fit:
         """One per figure that was measured, in units of its accuracy."""
         c = self.coefficients(at)
         return np.concatenate(
-            [deviations(mean_figures(load, c, self._seeds), load.measured, self._accuracy) for load in self._loads]
+            [
+                deviations(repeated.figures(c, seeds=self._seeds)[0], repeated.load.measured, self._accuracy)
+                for repeated in self._loads
+            ]
         )
 
     def slopes(self) -> NDArray[np.float64]:
@@ -268,17 +271,6 @@ def moved(prior: Coefficients, log_factors: Mapping[str, float]) -> Coefficients
         value = getattr(prior, name) * float(np.exp(factor))
         values[name] = max(FLOORS.get(name, 0.0), min(CEILINGS.get(name, np.inf), value))
     return replace(prior, **values)
-
-
-def mean_figures(load: MeasuredLoad, coefficients: Coefficients, seeds: int) -> Figures:
-    """The simulated figures of `load`, geometric means over `seeds` runs."""
-    runs = [load.simulate(coefficients, seed=seed)[0] for seed in range(seeds)]
-    return Figures(
-        **{
-            field.name: float(np.exp(np.mean(np.log([getattr(r, field.name) for r in runs]))))
-            for field in fields(Figures)
-        }
-    )
 
 
 def deviations(simulated: Figures, measured: Figures, accuracy: Accuracy) -> Vector:

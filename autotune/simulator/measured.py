@@ -1,16 +1,22 @@
-"""Loads that a real server was measured under, and what the simulation says of them. Pure."""
+"""Loads that a real server was measured under, and what the simulation says of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import LoadLevel, ModelShape, Node, PlannedRequest, RequestRecord
 from autotune.simulator.coefficients import Coefficients
+from autotune.simulator.core import Core
 from autotune.simulator.engine_model import SimulatedLevel, Simulation
+from autotune.simulator.level_times import LevelFigures
+
+if TYPE_CHECKING:
+    from autotune.simulator.compiled.load import Load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,56 @@ class MeasuredLoad:
         simulation = Simulation(self.node, self.shape, self.settings, self.kv_tokens, coefficients, seed)
         result = simulation.run(self.level, self.requests)
         return figures(result.records), result
+
+
+class Repeated:
+    """A measured load that is simulated again and again, with other coefficients; made ready once."""
+
+    __slots__ = ("_core", "_ready", "load")
+
+    def __init__(self, load: MeasuredLoad, *, core: Core = Core.AUTO) -> None:
+        self.load = load
+        self._core = core
+        self._ready: Load | None = None
+
+    def figures(self, coefficients: Coefficients, *, seeds: int) -> tuple[Figures, float]:
+        """Geometric means over `seeds` runs of what the client sees, and the mean number of preemptions.
+
+        Raises:
+            ValueError: as `MeasuredLoad.simulate` does.
+        """
+        runs = [self._run(coefficients, seed) for seed in range(seeds)]
+        preempted = sum(run.server.preemptions or 0 for run in runs) / seeds
+        return _geometric_mean([_level_figures(run) for run in runs]), preempted
+
+    def _run(self, coefficients: Coefficients, seed: int) -> LevelFigures:
+        load = self.load
+        simulation = Simulation(
+            load.node, load.shape, load.settings, load.kv_tokens, coefficients, seed, core=self._core
+        )
+        if self._ready is None:
+            self._ready = simulation.prepare(load.level, load.requests)
+        return simulation.figures(load.level, load.requests, load=self._ready)
+
+
+def _level_figures(level: LevelFigures) -> Figures:
+    ttft = level.ttft_s[level.completed]
+    return Figures(
+        output_tok_s=float(level.output_tokens.sum()) / level.duration_s,
+        tpot_p50_s=float(np.nanmedian(level.tpot_s[level.completed])),
+        ttft_p50_s=float(np.median(ttft)),
+        ttft_p95_s=float(np.percentile(ttft, 95)),
+        ttft_mean_s=float(np.mean(ttft)),
+    )
+
+
+def _geometric_mean(runs: Sequence[Figures]) -> Figures:
+    return Figures(
+        **{
+            field.name: float(np.exp(np.mean(np.log([getattr(run, field.name) for run in runs]))))
+            for field in fields(Figures)
+        }
+    )
 
 
 def figures(records: Sequence[RequestRecord]) -> Figures:

@@ -19,12 +19,11 @@ from autotune.simulator.calibrate import (
     calibrate,
     deviations,
     informative,
-    mean_figures,
     moved,
     relevant,
 )
 from autotune.simulator.coefficients import DATASHEET, Coefficients
-from autotune.simulator.measured import Figures, MeasuredLoad
+from autotune.simulator.measured import Figures, MeasuredLoad, Repeated
 
 SILENT = replace(DATASHEET, step_noise=0.0, run_noise=0.0)
 FEW = {"compute_share": 0.12, "weight_read_share": 0.15, "eager_floor_s": 0.4}
@@ -63,7 +62,7 @@ def load(
 
 
 def told(by: Coefficients, what: MeasuredLoad) -> MeasuredLoad:
-    return replace(what, measured=mean_figures(what, by, 1))
+    return replace(what, measured=Repeated(what).figures(by, seeds=1)[0])
 
 
 LOADS = (load(), load(clients=2, output=64), load(clients=8, prompt=3000, output=4))

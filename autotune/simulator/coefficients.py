@@ -140,6 +140,7 @@ DATASHEET = Coefficients(
     allreduce_latency_s=30e-6,
     nvlink_bytes_per_s=200e9,
     api_request_s=1.0e-3,
+    api_turns=2,
     api_token_s=20e-6,
     api_chunk_s=100e-6,
     api_in_latency_s=3.0e-3,

@@ -108,7 +108,7 @@ class Recipe:
     trials: int = 24
     max_time_s: float | None = None
     repeats: int = 1
-    sampler: str = "tpe"
+    sampler: str = "prior"
     seed: int = 0
     load: LoadChoice = LoadChoice()
     slo: str | None = None

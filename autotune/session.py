@@ -73,7 +73,7 @@ def run_study(
                 store=store,
                 folder=folder,
                 engine=engine,
-                proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed),
+                proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed, configs=plan.feasible),
                 projection=projection,
                 observer=observer,
                 clock=clock,

@@ -17,6 +17,7 @@ from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
 from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan
+from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first
 from autotune.records import (
     STUDY_FATAL_CLASSES,
     Config,
@@ -92,6 +93,7 @@ class StudyRun:
     slo: Slo | None = field(init=False)
     time: TimeLimit = field(init=False)
     began_s: float = field(init=False)
+    informed: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
@@ -117,22 +119,25 @@ class StudyRun:
             if chosen is None:
                 self.observer.note("every config of the space that can start here has been tried")
                 break
-            await self._perform(*chosen)
+            config, origin, why = chosen
+            await self._perform(config, origin, why)
         await self._repeat()
         self.store.set_study_state(self.study.name, StudyState.FINISHED)
 
     # --- which config is next ---------------------------------------------------------------------------------------
 
-    def _next(self) -> tuple[Config, Origin] | None:
+    def _next(self) -> tuple[Config, Origin, str] | None:
+        """What is launched next, and why; None when nothing untried is left."""
         trials = self._trials()
         if not trials:
-            return self.plan.baseline, Origin.BASELINE
+            return self.plan.baseline, Origin.BASELINE, "the baseline: everything else is measured against it"
         tried = {self.plan.effective(trial.config) for trial in trials}
-        for config in self.plan.starting_points:
+        for config in tried_first(self.plan):
             if self.plan.effective(config) not in tried:
-                return config, Origin.ENQUEUED
+                return config, Origin.ENQUEUED, "asked for by the study, or what the guide tries first on such a node"
         learnt = lessons(trials, self.plan.setting)
-        proposed = self.proposer.propose(
+        self._inform()
+        proposed = self.proposer.proposal(
             trials,
             is_allowed=lambda config: (
                 config in self.feasible and self.plan.effective(self.plan.complete(config)) not in tried
@@ -140,7 +145,17 @@ class StudyRun:
             budget=self.study.target_trials,
             is_discouraged=lambda config: is_discouraged(self.plan.complete(config), learnt),
         )
-        return None if proposed is None else (self.plan.complete(proposed), Origin.SAMPLER)
+        if proposed is None:
+            return None
+        return self.plan.complete(proposed.config), Origin.SAMPLER, proposed.why
+
+    def _inform(self) -> None:
+        """Give the sampler its prior, which depends on the load: once, when that has been found."""
+        load = self.plan.load_for(self.store.get_load_plan(self.study.name))
+        if self.informed or self.plan.recipe.sampler != SAMPLER or load is None:
+            return
+        self.informed = True
+        self.proposer.believe(prior_of(self.plan, load), completer(self.plan))
 
     def _pick(self, trials: Sequence[Trial]) -> Pick | None:
         return pick(trials, rule=asked_rule(self.study.spec, self.plan.pick_rule), slo=self.slo)
@@ -165,7 +180,8 @@ class StudyRun:
                 if not self._time_for(1):
                     self.observer.note("no time to launch baseline and pick again as often as asked")
                     return
-                await self._perform(original.config, Origin.REPEAT, repeat_of=original.number)
+                why = f"trial {original.number} again, to see noise and drift"
+                await self._perform(original.config, Origin.REPEAT, why, repeat_of=original.number)
 
     def _lacking(self, trials: Sequence[Trial]) -> tuple[tuple[Trial, int], ...]:
         """Of baseline and pick those that were not launched again often enough, with how many launches they lack."""
@@ -202,7 +218,7 @@ class StudyRun:
                 self.observer.note(f"trial {trial.number} was interrupted and is launched again")
                 await self._attempts(trial)
 
-    async def _perform(self, config: Config, origin: Origin, repeat_of: int | None = None) -> None:
+    async def _perform(self, config: Config, origin: Origin, why: str, repeat_of: int | None = None) -> None:
         trial = self.store.begin_trial(
             self.study.name,
             number=len(self._trials()),
@@ -210,6 +226,7 @@ class StudyRun:
             origin=origin,
             gpus=self.plan.gpus_of(config),
             repeat_of=repeat_of,
+            why=why,
         )
         await self._attempts(trial)
 

@@ -73,7 +73,12 @@ MaxTime = Annotated[
 Repeats = Annotated[
     int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
 ]
-Sampler = Annotated[str | None, typer.Option(help="tpe, nsga2, random, qmc, grid or gp.")]
+Sampler = Annotated[
+    str | None,
+    typer.Option(
+        help="prior (what physics expect, corrected by what was measured), tpe, nsga2, random, qmc, grid or gp."
+    ),
+]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")]
 Load = Annotated[str | None, typer.Option(help="auto, or concurrency=N,rate=R,requests=N per GPU used (any subset).")]
 

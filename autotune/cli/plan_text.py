@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.planning import StudyPlan
 from autotune.planning.overview import LayoutRow, doubts, layouts, rule_counts, time_estimate
+from autotune.planning.prior import tried_first
 from autotune.records import Config, Value
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.wording import MISSING, printable
@@ -199,7 +200,7 @@ def _first_table(plan: StudyPlan) -> Group:
     table = pairs()
     add(table, "0", f"baseline: {_flags(plan.baseline) or 'vLLM defaults'}")
     fixed = dict(plan.fixed)
-    for place, config in enumerate(plan.starting_points, start=1):
+    for place, config in enumerate(tried_first(plan), start=1):
         own = Config.of({name: value for name, value in config if fixed.get(name) != value})
         add(table, str(place), _flags(own))
     add(table, "then", f"what the sampler ({plan.recipe.sampler}) proposes")
@@ -262,7 +263,7 @@ def plan_document(plan: StudyPlan) -> dict[str, Any]:
         "baseline": plan.baseline.as_dict(),
         "baseline_changes": list(plan.baseline_changes),
         "fixed": dict((*plan.fixed, *plan.extra)),
-        "starting_points": [config.as_dict() for config in plan.starting_points],
+        "starting_points": [config.as_dict() for config in tried_first(plan)],
         "warnings": [
             {"rule": w.name, "text": w.text, "remedy": w.remedy, "configs_seen": count} for w, count in doubts(plan)
         ],

@@ -146,6 +146,7 @@ class _Watcher:
     baseline: Trial | None = None
 
     def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
+        from autotune.records import Origin
         from autotune.report.progress import StudyBegan, TrialBegan
         from autotune.report.wording import changes
 
@@ -163,6 +164,8 @@ class _Watcher:
         self.progress.tell(
             TrialBegan(at_s=now, number=trial.number, settings=what, repeat=repeat, repeats_left=repeats_left)
         )
+        if trial.why and trial.origin is Origin.SAMPLER:
+            self.note(f"trial {trial.number}: {trial.why}")
 
     def phase(self, phase: Phase, detail: str) -> None:
         from autotune.report.progress import PhaseBegan

@@ -36,6 +36,7 @@ class Trial:
     Attributes:
         number: 0-based; 0 is the baseline.
         gpus: GPUs the config uses (TP x PP x DP).
+        why: one line for the operator: the reason it was launched; empty in trials of older versions.
         argv: the server command line as launched, without secrets; empty before the first launch.
     """
 
@@ -46,6 +47,7 @@ class Trial:
     attempts: int
     result: TrialResult | None
     repeat_of: int | None = None
+    why: str = ""
     argv: tuple[str, ...] = ()
     directory: str | None = None
 

@@ -54,6 +54,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         **_figures(own_figures(trial)),
         "simulated": result.simulated if result else view.simulated,
         "origin": str(trial.origin),
+        "why": trial.why,
         "repeat_of": trial.repeat_of,
         "config_hash": trial.config.hash,
         "gpus": trial.gpus,

@@ -111,6 +111,14 @@ class Proposer:
         proposal = self.proposal(history, is_allowed, budget, is_discouraged)
         return None if proposal is None else proposal.config
 
+    def believe(self, prior: Prior | None, complete: Callable[[Config], Config]) -> None:
+        """What is expected of configs, once the load is known that they are measured under.
+
+        Args:
+            complete: as in `__init__`.
+        """
+        self._prior, self._complete, self._candidates = prior, complete, None
+
     def proposal(
         self,
         history: Sequence[Trial],

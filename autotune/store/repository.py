@@ -178,11 +178,13 @@ class Store:
         gpus: int,
         number: int | None = None,
         repeat_of: int | None = None,
+        why: str = "",
     ) -> Trial:
         """A new trial. Numbers are 0-based and without gaps, because Optuna's numbers must equal ours.
 
         Args:
             number: what the caller takes for the next number; None takes whichever it is.
+            why: one line that says why it is launched.
 
         Raises:
             StudyBusy: `number` is not the next one: another tuner is adding trials to this study.
@@ -203,6 +205,7 @@ class Store:
                 origin=origin.value,
                 gpus=gpus,
                 repeat_of=repeat_of,
+                why=why or None,
                 created_at=self._now(),
                 attempts=[],
             )

@@ -96,6 +96,7 @@ def trial_record(row: TrialRow) -> Trial:
         attempts=len(row.attempts),
         result=_result(row),
         repeat_of=row.repeat_of,
+        why=row.why or "",
         argv=tuple(last.argv) if last else (),
         directory=last.directory if last else None,
     )

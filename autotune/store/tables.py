@@ -105,6 +105,7 @@ class TrialRow(Base):
     origin: Mapped[str] = mapped_column(String(20))
     gpus: Mapped[int]
     repeat_of: Mapped[int | None]
+    why: Mapped[str | None] = mapped_column(Text)
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
     outcome: Mapped[str | None] = mapped_column(String(20))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,12 @@ def test_repeats_are_trials_of_their_own(tmp_path: Path) -> None:
 
 
 def test_repeats_to_come_are_told_from_the_first_measured_trial_on(tmp_path: Path) -> None:
-    engine = FakeEngine(script=speeds)
+    def slower_without_caching(config: Config, before: int) -> Script:
+        # No two configs are alike, or the pick would change from one to the other by a hair.
+        as_usual = speeds(config, before)
+        return as_usual if config.get("enable-prefix-caching") else replace(as_usual, token_s=1.2 * as_usual.token_s)
+
+    engine = FakeEngine(script=slower_without_caching)
     # Only 64 sequences meet the limit (64 ms), so baseline and pick differ and are launched again twice each.
     with study_run(tmp_path, engine, trials=7, repeats=2, slo="90ms") as (run, observer):
         asyncio.run(run.run())

@@ -21,6 +21,9 @@ from autotune.search.space import SearchSpace
 MOST = 20_000
 """More configs than these are judged by a seeded sample."""
 
+LISTABLE = 1_000_000
+"""A space of more configs than these is not gone through at all: its sample is drawn parameter by parameter."""
+
 REFINED = 50
 """Configs that the slow prediction is asked for, once."""
 
@@ -131,9 +134,16 @@ def unknown_expectation(count: int) -> Expectation:
 
 
 def _sampled(space: SearchSpace, configs: Iterable[Config] | None, seed: int) -> tuple[Config, ...]:
-    """All of them, or a uniform sample of `MOST` in their order."""
+    """All of them, or a uniform sample of `MOST` in their order; of a space that cannot be listed, a drawn one."""
     given = None if configs is None else tuple(configs)
     count = space.size if given is None else len(given)
+    if given is None and count > LISTABLE:
+        rng = np.random.default_rng(seed)
+        draws = (
+            space.canonical({one.name: one.choices[rng.integers(len(one.choices))] for one in space.parameters})
+            for _ in range(MOST)
+        )
+        return tuple(dict.fromkeys(draws))
     stream = iter(space) if given is None else iter(given)
     if count <= MOST:
         return tuple(stream)

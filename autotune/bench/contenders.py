@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from autotune.bench.beliefs import HAS_PRIOR
 from autotune.bench.ours import OurContender, Reversed, best_of
 from autotune.errors import InvalidOption
 from autotune.records import Config, Trial
@@ -75,8 +74,6 @@ class SamplerName(StrEnum):
     AUTO_TUNE = "vllm-auto-tune"
 
 
-NEEDS_PRIOR = frozenset({SamplerName.PRIOR, SamplerName.PRIOR_REVERSED, SamplerName.TPE_FROM_PRIOR})
-
 ABOUT = {
     SamplerName.PRIOR: "ours",
     SamplerName.NO_PRIOR: "ours for an unknown model: a Gaussian process without a prior",
@@ -101,8 +98,6 @@ def available() -> tuple[SamplerName, ...]:
         lacking = {SamplerName.GP}
     else:
         lacking = set()
-    if not HAS_PRIOR:
-        lacking |= NEEDS_PRIOR
     return tuple(name for name in SamplerName if name not in lacking)
 
 

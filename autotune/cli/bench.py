@@ -84,8 +84,7 @@ def _asked(quick: bool, files: tuple[Path, ...], seeds: int | None, names: str |
 
 
 def _samplers(names: str | None) -> tuple[SamplerName, ...]:
-    from autotune.bench.beliefs import HAS_PRIOR
-    from autotune.bench.contenders import NEEDS_PRIOR, SamplerName, available
+    from autotune.bench.contenders import SamplerName, available
     from autotune.errors import InvalidOption
     from autotune.search.samplers import check_sampler
 
@@ -95,8 +94,6 @@ def _samplers(names: str | None) -> tuple[SamplerName, ...]:
     for name in chosen:
         if name not in set(SamplerName):
             raise InvalidOption("--samplers", name, ", ".join(SamplerName))
-        if name in NEEDS_PRIOR and not HAS_PRIOR:
-            raise InvalidOption("--samplers", name, f"one that needs no prior: {', '.join(available())}")
         if name == SamplerName.GP:
             check_sampler(name, option="--samplers")
     return tuple(SamplerName(name) for name in chosen)

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from autotune.bench.contenders import Known, SamplerName, available, make_contender
+from autotune.bench.ours import Reversed, best_of
 from autotune.bench.replay import Replay, replay
 from autotune.bench.summary import Study, by_sampler, compare, pooled
 from autotune.bench.surfaces import Noise, Surface, SurfaceKind
 from autotune.bench.truth import compile_keys
 from autotune.records import Config, FailureClass, Trial
+from autotune.search.prior.expectation import Expectation, Observation, Prior
 from autotune.search.space import Parameter, SearchSpace
 
 SPACE = SearchSpace(
@@ -199,6 +201,31 @@ def test_auto_tune_loops_as_the_script_does() -> None:
     assert len(values) == 1 + 12
     assert all(one.get("kv-cache-dtype") == "auto" for one in history)
     assert found.gave_up
+
+
+def test_a_reversed_prior_is_as_wrong_as_can_be() -> None:
+    class Believed:
+        def expect(self, configs: Sequence[Config]) -> Expectation:
+            at = [SURFACE.index[config] for config in configs]
+            ones = np.ones(len(at))
+            return Expectation(
+                log_throughput=SURFACE.log_throughput[at], log_ttft=SURFACE.log_ttft[at], feasible=ones, minutes=ones
+            )
+
+        def refine(self, configs: Sequence[Config]) -> Expectation:
+            return self.expect(configs)
+
+        def refit(self, observations: Sequence[Observation]) -> Prior:
+            return self
+
+    plain = Believed().expect(SURFACE.configs)
+    wrong = Reversed(inner=Believed())
+
+    for one in (wrong.expect(SURFACE.configs), wrong.refine(SURFACE.configs)):
+        assert np.corrcoef(one.log_throughput, plain.log_throughput)[0, 1] == pytest.approx(-1.0)
+        assert np.corrcoef(one.log_ttft, plain.log_ttft)[0, 1] == pytest.approx(-1.0)
+    assert wrong.refit(()) is wrong
+    assert best_of(Believed(), SURFACE.configs, 1)[0].get("max-num-batched-tokens") == 8192
 
 
 def study(sampler: str, gap: tuple[float, ...], surface: str = "s", *, gave_up: bool = False, seed: int = 0) -> Study:

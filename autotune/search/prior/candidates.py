@@ -70,6 +70,7 @@ class Candidates:
     Attributes:
         at: coordinates, shape (n, coordinates).
         names: the space's parameters.
+        lossy: those whose values may change answers.
         corrections: of the quick prediction by the slow one, shape (n,) per objective; None where there are none.
     """
 
@@ -79,6 +80,7 @@ class Candidates:
     compiles: CompileKeys
     places: dict[Config, int] = field(repr=False)
     names: frozenset[str]
+    lossy: frozenset[str]
     corrections: tuple[Floats, Floats] | None
 
     @classmethod
@@ -101,6 +103,7 @@ class Candidates:
             CompileKeys(np.array(numbers, dtype=np.intp), known),
             {config: place for place, config in enumerate(chosen)},
             frozenset(parameter.name for parameter in space.parameters),
+            frozenset(parameter.name for parameter in space.parameters if parameter.lossy),
             None if prior is None or not chosen else _corrections(prior, chosen, at, coder.groups),
         )
 

@@ -28,6 +28,7 @@ from autotune.search.prior.expectation import (
 from autotune.search.prior.feasibility import probabilities
 from autotune.search.prior.gp import Points
 from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement
+from autotune.search.prior.parsimony import changes, in_order
 from autotune.search.prior.surrogate import Surrogate, learn
 from autotune.search.space import SearchSpace
 
@@ -109,7 +110,11 @@ def propose_after(
         known = [*(one.config for one in seen), *open_now]
         return _cover(listed, left, known, rng, is_allowed, is_discouraged)
     judged = _judge(listed, left, seen, open_now, prior)
-    return _choose(judged, listed, left, is_allowed, is_discouraged)
+    home = listed.coder.encode([seen[0].config])[0] if seen else None
+    counts = (
+        np.zeros(len(left), np.intp) if home is None else changes(listed.coder, listed.at[left], home, listed.lossy)
+    )
+    return _choose(judged, listed, left, in_order(judged.scores, counts), is_allowed, is_discouraged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,12 +242,13 @@ def _choose(
     judged: _Judged,
     listed: Candidates,
     left: np.ndarray,
+    order: np.ndarray,
     is_allowed: Callable[[Config], bool],
     is_discouraged: Callable[[Config], bool],
 ) -> Proposal | None:
-    """The best that the rules allow; of the discouraged only one that is far better."""
+    """The first of `order` that the rules allow; of the discouraged only one that is far better."""
     second: int | None = None
-    for place in np.argsort(-judged.scores, kind="stable"):
+    for place in order:
         if second is not None and judged.scores[place] < DISCOURAGED * judged.scores[second]:
             break
         config = listed.configs[left[place]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,11 +22,11 @@ LOAD = LoadPlan(
 )
 
 
-def plan_of(**values: object) -> StudyPlan:
+def plan_of(**values: Any) -> StudyPlan:
     nowhere = Path("/nonexistent")
     here = Surroundings(environ={}, home=nowhere, probe=None, shm_bytes=None, has_kfd=False, cache_dir=nowhere)
-    asked = {"name": "s", "model": "meta-llama/Llama-3.1-8B-Instruct", "node": "2xH100-80GB-NVLink", **values}
-    return make_plan(Recipe(**asked), here)  # type: ignore[arg-type] - a mapping of keyword arguments
+    asked: dict[str, Any] = {"name": "s", "model": "meta-llama/Llama-3.1-8B-Instruct", "node": "2xH100-80GB-NVLink", **values}
+    return make_plan(Recipe(**asked), here)
 
 
 def test_the_prior_knows_the_load_the_workload_and_the_fixed_flags() -> None:

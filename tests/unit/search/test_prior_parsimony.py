@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.records import Config
+from autotune.records import Config, Value
 from autotune.search.parameter import Parameter
 from autotune.search.prior.coding import Coder
 from autotune.search.prior.parsimony import LOSSY_CHANGES, changes, in_order
@@ -18,10 +18,10 @@ SPACE = SearchSpace(
         Parameter(name="enable-prefix-caching", choices=(True, False)),
     ),
 )
-HOME = {"max-num-seqs": 256, "kv-cache-dtype": "auto", "enable-prefix-caching": True}
+HOME: dict[str, Value] = {"max-num-seqs": 256, "kv-cache-dtype": "auto", "enable-prefix-caching": True}
 
 
-def counted(**other: object) -> int:
+def counted(**other: Value) -> int:
     coder = Coder(SPACE)
     config = Config.of({**HOME, **{name.replace("_", "-"): value for name, value in other.items()}})
     at, home = coder.encode([config]), coder.encode([Config.of(HOME)])[0]

@@ -144,6 +144,7 @@ TRIES = 3
 """A machine that is busy with other things delays one client or the other; a client that is wrong is so every time."""
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(("backend", "api"), [("openai", "completions"), ("openai-chat", "chat")])
 def test_below_saturation_bench_serve_and_ours_agree(
     vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path, backend: str, api: str

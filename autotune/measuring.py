@@ -290,7 +290,7 @@ class _Session:
             records,
             duration_s,
             ClockKind.WALL,
-            self._order.slo.limit_s if self._order.slo else None,
+            self._order.slo.ttft_p95_s if self._order.slo else None,
             server,
             shared_tokens_per_request=self._order.workload.shared_tokens_per_request,
             use=use,

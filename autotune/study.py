@@ -301,7 +301,7 @@ class StudyRun:
             gpus=max(1, trial.gpus),
             seed=recipe.seed,
             level_deadline_s=recipe.level_deadline_s,
-            slo_ttft_s=self.slo.limit_s if self.slo else None,
+            slo_ttft_s=self.slo.ttft_p95_s if self.slo else None,
         )
         recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
         try:

@@ -142,6 +142,10 @@ _TABLE: dict[FailureClass, tuple[str, ...]] = {
         "A kernel that needs more shared memory than this GPU has is a matter of the vLLM version: try another one.",
     ),
     _C.MISSING_DEPENDENCY: ("Install what the line names where the server runs, in the version that vLLM asks for.",),
+    _C.SLO_MISSED: (
+        "Loosen --slo, or take a smaller or quantised model, more tensor parallelism or faster GPUs: this config is at "
+        "no rate within the limits.",
+    ),
     _C.HANG: (
         "Look at the last milestone: a long load of weights needs a longer start deadline, not a restart.",
         *_NCCL[:2],

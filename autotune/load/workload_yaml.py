@@ -181,7 +181,7 @@ class _WorkloadYaml(_Yaml):
             longest_request_tokens=self.longest_request_tokens,
             turns=self._turns(),
             arrivals=self.arrivals.record() if self.arrivals else None,
-            slo=Slo(metric="ttft_p95", limit_s=self.slo.ttft_p95_ms / 1000) if self.slo else None,
+            slo=Slo.of(ttft_p95=self.slo.ttft_p95_ms / 1000) if self.slo else None,
         )
 
     def _turns(self) -> Turns | None:

@@ -50,7 +50,8 @@ from autotune.records.node import (
     Node,
     Topology,
 )
-from autotune.records.trials import LoadPlan, Pick, PickRule, Slo, Trial, TrialResult
+from autotune.records.slo import Goodput, GoodputEnd, Limit, Objective, Slo, SloMetric
+from autotune.records.trials import DECIDING, PROBING, LoadPlan, Pick, PickRule, Trial, TrialResult
 
 __all__ = [
     "ClockKind",
@@ -99,6 +100,13 @@ __all__ = [
     "Pick",
     "PickRule",
     "Slo",
+    "PROBING",
+    "DECIDING",
+    "SloMetric",
+    "Objective",
+    "Limit",
+    "GoodputEnd",
+    "Goodput",
     "Trial",
     "TrialResult",
 ]

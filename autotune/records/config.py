@@ -79,6 +79,7 @@ class FailureClass(StrEnum):
     COMPILE_CACHE = "compile_cache"
     COMPILE_FAILED = "compile_failed"
     MISSING_DEPENDENCY = "missing_dependency"
+    SLO_MISSED = "slo_missed"
     HANG = "hang"
     CRASH = "crash"
     HEALTHY = "healthy"

@@ -40,6 +40,7 @@ class LevelRole(StrEnum):
     WARMUP = "warmup"
     THROUGHPUT = "throughput"
     TTFT = "ttft"
+    GOODPUT = "goodput"
     EXTRA = "extra"
 
 

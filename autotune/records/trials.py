@@ -9,11 +9,22 @@ from enum import StrEnum
 from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
 from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
 from autotune.records.load import LevelRole
+from autotune.records.slo import Goodput
+
+PROBING = frozenset({LevelRole.RAMP, LevelRole.GOODPUT})
+"""Levels that are driven to find a load, past what the server can carry."""
+
+DECIDING = frozenset({LevelRole.THROUGHPUT, LevelRole.TTFT, LevelRole.GOODPUT})
+"""Levels that objectives are read from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
-    """How one attempt ended, with all its evidence."""
+    """How one attempt ended, with all its evidence.
+
+    Attributes:
+        goodput: where the study's objective is the rate that meets an SLO: what the search for it found.
+    """
 
     outcome: Outcome
     clock: ClockKind
@@ -23,6 +34,7 @@ class TrialResult:
     measurements: tuple[Measurement, ...] = ()
     phase_seconds: tuple[tuple[Phase, float], ...] = ()
     caveats: tuple[Caveat, ...] = ()
+    goodput: Goodput | None = None
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""
@@ -60,7 +72,21 @@ class Trial:
     @property
     def output_tok_s_per_gpu(self) -> Estimate | None:
         """Output tokens/s per GPU used: the throughput objective."""
-        total = self.output_tok_s
+        return self._per_gpu(self.output_tok_s)
+
+    @property
+    def goodput_rps_per_gpu(self) -> Estimate | None:
+        """Highest rate that meets the study's SLO, requests/s per GPU used; None without such a search or rate."""
+        found = self.result.goodput if self.result else None
+        return self._per_gpu(found.rate_rps) if found else None
+
+    @property
+    def goodput_tok_s_per_gpu(self) -> Estimate | None:
+        """Output tokens/s per GPU used at that rate: the goodput objective."""
+        found = self.result.goodput if self.result else None
+        return self._per_gpu(found.output_tok_s) if found else None
+
+    def _per_gpu(self, total: Estimate | None) -> Estimate | None:
         if total is None:
             return None
         per = max(1, self.gpus)
@@ -79,8 +105,13 @@ class Trial:
 
     @property
     def objectives(self) -> tuple[Estimate, Estimate] | None:
-        """Throughput per GPU and p95 TTFT; None unless the trial was measured and both are finite and above 0."""
-        throughput, ttft = self.output_tok_s_per_gpu, self.ttft_p95_s
+        """Output tokens/s per GPU and p95 TTFT; None unless the trial was measured and both are finite and above 0.
+
+        The first is the throughput, or where the trial was searched for it, the goodput.
+        """
+        searched = self.result is not None and self.result.goodput is not None
+        throughput = self.goodput_tok_s_per_gpu if searched else self.output_tok_s_per_gpu
+        ttft = self.ttft_p95_s
         if not self.measured or throughput is None or ttft is None:
             return None
         usable = all(math.isfinite(one.value) and one.value > 0 for one in (throughput, ttft))
@@ -93,10 +124,13 @@ class Trial:
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """Doubts about it and about the levels that its figures come from, each once; the ramp's are not those."""
+        """Doubts about it and about the levels that its figures come from, each once.
+
+        Those of the ramp and of the search for a goodput are not: they are meant to overload the server.
+        """
         if self.result is None:
             return ()
-        levels = [found for found in self.result.measurements if found.level.role is not LevelRole.RAMP]
+        levels = [found for found in self.result.measurements if found.level.role not in PROBING]
         return tuple(dict.fromkeys([*self.result.caveats, *(caveat for level in levels for caveat in level.caveats)]))
 
     @property
@@ -112,11 +146,11 @@ class Trial:
 
     @property
     def void(self) -> Caveat | None:
-        """Why the figures of one of the two levels are no objective; None where they may be one."""
+        """Why the figures of a level that decides are no objective; None where they may be one."""
         if self.result is None:
             return None
-        levels = (self.result.of_role(role) for role in (LevelRole.THROUGHPUT, LevelRole.TTFT))
-        return next((level.void for level in levels if level is not None and level.void is not None), None)
+        levels = [found for found in self.result.measurements if found.level.role in DECIDING]
+        return next((level.void for level in levels if level.void is not None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +179,6 @@ class PickRule(StrEnum):
     KNEE = "knee"
     THROUGHPUT = "throughput"
     LATENCY = "latency"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slo:
-    """One service level objective, e.g. `ttft_p95<=500ms`: `metric` is `ttft_p95` here, `limit_s` its bound."""
-
-    metric: str
-    limit_s: float
-
-    def __str__(self) -> str:
-        return f"{self.metric}<={self.limit_s * 1000:g}ms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from autotune.records import Estimate, Outcome
+from autotune.records import Estimate, Outcome, Slo
 from autotune.report.view import StudyView
 from autotune.report.wording import gain, printable
 from autotune.search.objective import Point, points
@@ -167,8 +167,9 @@ def _draw(view: StudyView, theme: Theme) -> Figure:
 
 def _scales(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme) -> None:
     bounds = [bound for point in measured for bound in _bounds(point.ttft_p95_s)]
-    if view.slo and view.slo.metric == "ttft_p95":
-        bounds.append(view.slo.limit_s)
+    limit_s = view.slo.ttft_p95_s if view.slo else None
+    if limit_s is not None:
+        bounds.append(limit_s)
     low, high = min(bounds), max(bounds)
     room = max((high / low) ** 0.06, 1.04)
     axes.set_xscale("log")
@@ -188,12 +189,12 @@ def _scales(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme
 
 
 def _limit(axes: Axes, view: StudyView, theme: Theme) -> None:
-    if view.slo is None or view.slo.metric != "ttft_p95":
+    limit_s = view.slo.ttft_p95_s if view.slo else None
+    if limit_s is None:
         return
-    axes.axvline(
-        view.slo.limit_s, color=theme.limit, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2, label=f"SLO {view.slo}"
-    )
-    axes.axvspan(view.slo.limit_s, axes.get_xlim()[1], color=theme.limit, alpha=0.06, linewidth=0, zorder=0)
+    label = f"SLO {Slo.of(ttft_p95=limit_s)}"
+    axes.axvline(limit_s, color=theme.limit, linewidth=1.3, linestyle=(0, (5, 3)), zorder=2, label=label)
+    axes.axvspan(limit_s, axes.get_xlim()[1], color=theme.limit, alpha=0.06, linewidth=0, zorder=0)
 
 
 def _points(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme) -> None:

@@ -46,10 +46,8 @@ class MeasuredServer:
         return len(whole) == self.planned_levels and not cut
 
     def meets_slo(self, measured: Measurement) -> bool | None:
-        """Whether a level's TTFT p95 is within the limit; None without a limit or a figure."""
-        if self.slo is None or measured.ttft_s is None:
-            return None
-        return measured.ttft_s.p95.value <= self.slo.limit_s
+        """Whether a level's figures are within all limits; None without a limit or one of the figures."""
+        return None if self.slo is None else self.slo.meets(measured)
 
 
 def measured_report(server: MeasuredServer) -> Group:

@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidOption
-from autotune.records import Estimate, Slo, Trial
+from autotune.records import Estimate, LevelRole, Limit, Slo, SloMetric, Trial
 
-SLO_METRICS = ("ttft_p95",)
-"""What an SLO may limit; seconds, lower is better."""
+SLO_METRICS = tuple(metric.value for metric in SloMetric)
+"""What an SLO may limit; lower is better."""
 
-_SLO = re.compile(r"(?:(?P<metric>[A-Za-z_][A-Za-z0-9_]*)\s*<=?\s*)?(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s)")
+_LIMIT = re.compile(
+    r"(?:(?P<metric>[A-Za-z_][A-Za-z0-9_]*)\s*<=?\s*)?(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|)", re.ASCII
+)
 _UNIT_S = {"ms": 1e-3, "s": 1.0}
+
+_MOST_EXCESS = 0.99
+"""A config that misses every limit by a factor of 100 and more is still one that serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +29,9 @@ class Point:
     Attributes:
         number: of its first measured trial, which stands for it everywhere.
         numbers: of all its measured trials.
-        tok_s_per_gpu: output tokens/s per GPU used, to maximise.
+        tok_s_per_gpu: output tokens/s per GPU used, to maximise: of the closed loop, or at the rate of the goodput.
         ttft_p95_s: p95 time to first token, to minimise.
+        goodput_rps_per_gpu: where the study's objective is the goodput: the rate, in requests/s per GPU used.
     """
 
     number: int
@@ -33,6 +39,7 @@ class Point:
     config_hash: str
     tok_s_per_gpu: Estimate
     ttft_p95_s: Estimate
+    goodput_rps_per_gpu: Estimate | None = None
 
     @property
     def values(self) -> tuple[float, float]:
@@ -49,12 +56,15 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
     """The measured configs, repeats of one config (same hash) joined, in order of their first trial."""
     found: dict[str, Point] = {}
     evidence: dict[str, list[tuple[Estimate, Estimate]]] = {}
+    rates: dict[str, list[Estimate]] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
         pair = trial.objectives
         if pair is None:
             continue
         key = trial.config.hash
         evidence.setdefault(key, []).append(pair)
+        if trial.goodput_rps_per_gpu is not None:
+            rates.setdefault(key, []).append(trial.goodput_rps_per_gpu)
         numbers = (*found[key].numbers, trial.number) if key in found else (trial.number,)
         point = Point(number=trial.number, numbers=numbers, config_hash=key, tok_s_per_gpu=pair[0], ttft_p95_s=pair[1])
         found[key] = replace(point, number=numbers[0])
@@ -63,6 +73,7 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
             point,
             tok_s_per_gpu=_joined([pair[0] for pair in evidence[key]]),
             ttft_p95_s=_joined([pair[1] for pair in evidence[key]]),
+            goodput_rps_per_gpu=_joined(rates[key]) if key in rates else None,
         )
         for key, point in found.items()
     )
@@ -75,12 +86,14 @@ class Figures:
     Attributes:
         runs: launches that the figures are means of; 0 for a trial that was not measured.
         output_tok_s: all GPUs of the config together.
+        goodput_rps_per_gpu: only where the study's objective is the goodput.
     """
 
     runs: int
     output_tok_s: Estimate | None
     output_tok_s_per_gpu: Estimate | None
     ttft_p95_s: Estimate | None
+    goodput_rps_per_gpu: Estimate | None = None
 
 
 def own_figures(trial: Trial) -> Figures:
@@ -90,6 +103,7 @@ def own_figures(trial: Trial) -> Figures:
         output_tok_s=trial.output_tok_s,
         output_tok_s_per_gpu=trial.output_tok_s_per_gpu,
         ttft_p95_s=trial.ttft_p95_s,
+        goodput_rps_per_gpu=trial.goodput_rps_per_gpu,
     )
 
 
@@ -101,12 +115,15 @@ def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
     point = next((point for point in points(trials) if trial.number in point.numbers), None)
     if point is None:
         return own_figures(trial)
-    totals = [one.output_tok_s for one in trials if one.number in point.numbers and one.output_tok_s is not None]
+    launches = [one for one in trials if one.number in point.numbers]
+    totals = [one.output_tok_s for one in launches if one.output_tok_s is not None]
+    shares = [one.output_tok_s_per_gpu for one in launches if one.output_tok_s_per_gpu is not None]
     return Figures(
         runs=len(point.numbers),
         output_tok_s=_joined(totals),
-        output_tok_s_per_gpu=point.tok_s_per_gpu,
+        output_tok_s_per_gpu=_joined(shares),
         ttft_p95_s=point.ttft_p95_s,
+        goodput_rps_per_gpu=point.goodput_rps_per_gpu,
     )
 
 
@@ -125,21 +142,69 @@ def _joined(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def parse_slo(text: str, *, option: str = "--slo") -> Slo:
-    """An SLO from text: `ttft_p95<=500ms`, or the limit alone (`1.5s`), which then limits `ttft_p95`.
+    """An SLO from text: `ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0`; a bare `1.5s` limits `ttft_p95`.
 
     Raises:
-        InvalidOption: not of that form, an unknown metric, or a limit of 0.
+        InvalidOption: not of that form, an unknown metric or one that is limited twice, a time limit of 0, or an error
+            rate that is no share.
     """
+    limits = [_limit(part.strip(), text, option) for part in text.split(",")]
+    if len({limit.metric for limit in limits}) < len(limits):
+        raise InvalidOption(option, text, "each METRIC once")
+    return Slo.made(limits)
+
+
+def _limit(part: str, text: str, option: str) -> Limit:
     metrics = ", ".join(SLO_METRICS)
-    found = _SLO.fullmatch(text.strip())
-    if found is None:
+    found = _LIMIT.fullmatch(part)
+    name = (found["metric"] or SloMetric.TTFT_P95.value) if found else ""
+    is_time = name != SloMetric.ERROR_RATE.value
+    if found is None or is_time != bool(found["unit"]):
         raise InvalidOption(
-            option, text, f"METRIC<=DURATION such as ttft_p95<=500ms or ttft_p95<=1.5s; METRIC: {metrics}"
+            option,
+            text,
+            "METRIC<=DURATION such as ttft_p95<=500ms or tpot_p95<=0.05s, error_rate<=SHARE such as error_rate<=0.01, "
+            f"or several of them separated by commas; METRIC: {metrics}",
         )
-    metric = found["metric"] or SLO_METRICS[0]
-    if metric not in SLO_METRICS:
-        raise InvalidOption(option, metric, f"METRIC one of: {metrics}")
-    limit_s = float(found["number"]) * _UNIT_S[found["unit"]]
-    if limit_s <= 0:
+    if name not in SLO_METRICS:
+        raise InvalidOption(option, name, f"METRIC one of: {metrics}")
+    bound = float(found["number"]) * _UNIT_S.get(found["unit"], 1.0)
+    if is_time and not 0 < bound < math.inf:
         raise InvalidOption(option, text, "a limit above 0")
-    return Slo(metric=metric, limit_s=limit_s)
+    if not is_time and bound >= 1:
+        raise InvalidOption(option, text, "an error_rate from 0 to below 1, the share of requests that may fail")
+    return Limit(metric=SloMetric(name), bound=bound)
+
+
+def limited(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | None:
+    """What the TTFT level showed of a limited metric, over all launches of the config; None where one lacks it."""
+    figures: list[Estimate] = []
+    for trial in trials:
+        if trial.number not in point.numbers or trial.result is None:
+            continue
+        level = trial.result.of_role(LevelRole.TTFT)
+        figure = limit.figure(level) if level is not None else None
+        if figure is None:
+            return None
+        figures.append(figure)
+    return _joined(figures) if figures else None
+
+
+def violations(point: Point, trials: Sequence[Trial], slo: Slo) -> dict[str, float]:
+    """How far a measured config is from each limit: above 0 where it misses it, at most 0 where it is met.
+
+    By its mean, not by an upper bound: what a sampler learns should be unbiased, only what is recommended needs to be
+    sure. All misses together are below 1, so that a config that serves, however late, is nearer to a good one than
+    one that cannot (1).
+    """
+    share = 1.0 / len(slo.limits)
+    return {limit.metric.value: share * _excess(limited(point, trials, limit), limit.bound) for limit in slo.limits}
+
+
+def _excess(figure: Estimate | None, bound: float) -> float:
+    """-1 (far within) to 1 (far beyond), by the ratio of figure and bound."""
+    if figure is None:
+        return _MOST_EXCESS
+    if figure.value <= bound:
+        return 0.0 if bound <= 0 else figure.value / bound - 1.0
+    return min(_MOST_EXCESS, 1.0 - bound / figure.value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Estimate, Pick, PickRule, Slo, Trial
-from autotune.search.objective import Point, points
+from autotune.records import Estimate, Limit, Pick, PickRule, Slo, Trial
+from autotune.search.objective import Point, limited, points
 from autotune.units import format_seconds
 
 REFERENCE_THROUGHPUT_SHARE = 0.5
@@ -84,12 +84,13 @@ def pick(
 ) -> Pick | None:
     """The one trial to recommend, with its reason in plain words; None when nothing qualifies.
 
-    With an SLO: the highest throughput whose p95 TTFT meets it, judged by the interval's upper bound if there is one.
-    Without: by `rule`. The knee is, among the front's trials that are no worse than the baseline in either objective
-    (within its interval), or on the whole front where no other one is, the trial that alone gives the largest
-    hypervolume: the product of both log distances from `reference_of` the baseline. (The product of the gains over the
-    baseline itself would be decided by noise where one of them is near 0.) Without a baseline it is the point furthest
-    from the chord between the front's ends, in log space. Ties: lower TTFT, then lower number.
+    With an SLO: the highest throughput that meets every limit at the TTFT level, each judged by its interval's upper
+    bound if there is one; in a study whose objective is the goodput, the highest of that. Without: by `rule`. The knee
+    is, among the front's trials that are no worse than the baseline in either objective (within its interval), or on
+    the whole front where no other one is, the trial that alone gives the largest hypervolume: the product of both log
+    distances from `reference_of` the baseline. (The product of the gains over the baseline itself would be decided by
+    noise where one of them is near 0.) Without a baseline it is the point furthest from the chord between the front's
+    ends, in log space. Ties: lower TTFT, then lower number.
 
     Args:
         baseline: what gains are counted against; trial 0 when it is not given.
@@ -98,8 +99,10 @@ def pick(
     if not found:
         return None
     base = _baseline_point(found, trials, baseline)
+    if slo is not None and found[0].goodput_rps_per_gpu is not None:
+        return _pick_goodput(found, base, slo)
     if slo is not None:
-        return _pick_slo(found, base, slo)
+        return _pick_slo(found, trials, base, slo)
     on_front = [found[index] for index in front([point.values for point in found])]
     match rule:
         case PickRule.THROUGHPUT:
@@ -120,26 +123,39 @@ def _baseline_point(found: Sequence[Point], trials: Sequence[Trial], baseline: T
     return next((point for point in found if point.config_hash == baseline.config.hash), None)
 
 
-def _pick_slo(found: Sequence[Point], base: Point | None, slo: Slo) -> Pick | None:
-    meeting = [point for point in found if _judged_s(point.ttft_p95_s)[0] <= slo.limit_s]
+def _pick_slo(found: Sequence[Point], trials: Sequence[Trial], base: Point | None, slo: Slo) -> Pick | None:
+    meeting = [
+        point for point in found if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
+    ]
     if not meeting:
         return None
     best = min(meeting, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-    judged_s, how = _judged_s(best.ttft_p95_s)
+    judged = "; ".join(_judged(limit, limited(best, trials, limit), alone=len(slo.limits) == 1) for limit in slo.limits)
     return _made(
         best,
         base,
         PickRule.THROUGHPUT,
-        f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}: {_figures(best)} "
-        f"({how} {format_seconds(judged_s)})",
+        f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}: {_figures(best)} ({judged})",
     )
 
 
-def _judged_s(ttft: Estimate) -> tuple[float, str]:
-    """The figure that an SLO is held against, and what it is."""
-    if ttft.high is not None:
-        return ttft.high, "judged by the upper bound of its 95 % interval,"
-    return ttft.value, "judged by the estimate, as there were too few samples for an interval,"
+def _judged(limit: Limit, figure: Estimate | None, *, alone: bool) -> str:
+    """The figure that a limit was held against, and what it is."""
+    assert figure is not None  # a limit without a figure is never met
+    name = "" if alone else f"{limit.metric} "
+    if not limit.metric.is_time:
+        return f"{name}judged by the requests that failed, {figure.value:.2%}"
+    if figure.high is not None:
+        return f"{name}judged by the upper bound of its 95 % interval, {format_seconds(figure.high)}"
+    return (
+        f"{name}judged by the estimate, as there were too few samples for an interval, {format_seconds(figure.value)}"
+    )
+
+
+def _pick_goodput(found: Sequence[Point], base: Point | None, slo: Slo) -> Pick:
+    """Every goodput meets the SLO, which is how it was found; the levels of fixed load say nothing more of it."""
+    best = min(found, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
+    return _made(best, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}: {_figures(best)}")
 
 
 def _pick_knee(on_front: Sequence[Point], base: Point | None) -> Pick:
@@ -212,7 +228,8 @@ def _against(best: Point, base: Point | None) -> str:
         return "; this is the baseline itself"
     throughput = best.tok_s_per_gpu.value / base.tok_s_per_gpu.value - 1
     ttft = best.ttft_p95_s.value / base.ttft_p95_s.value - 1
-    text = f"; {throughput:+.0%} throughput and {ttft:+.0%} p95 TTFT against the baseline"
+    what = "throughput" if best.goodput_rps_per_gpu is None else "goodput"
+    text = f"; {throughput:+.0%} {what} and {ttft:+.0%} p95 TTFT against the baseline"
     if _overlap(best.tok_s_per_gpu, base.tok_s_per_gpu) and _overlap(best.ttft_p95_s, base.ttft_p95_s):
         text += ", both within the noise: vLLM's defaults may be as good here"
     return text
@@ -233,9 +250,14 @@ def _bounds(figure: Estimate) -> tuple[float, float]:
 
 
 def _figures(point: Point) -> str:
-    return (
-        f"{point.tok_s_per_gpu.value:,.0f} output tokens/s per GPU at {format_seconds(point.ttft_p95_s.value)} p95 TTFT"
-    )
+    rate = point.goodput_rps_per_gpu
+    ttft = f"{format_seconds(point.ttft_p95_s.value)} p95 TTFT"
+    if rate is not None:
+        return (
+            f"{rate.value:.3g} requests/s per GPU, which is {point.tok_s_per_gpu.value:,.0f} output tokens/s, with "
+            f"{ttft} at the study's fixed rate"
+        )
+    return f"{point.tok_s_per_gpu.value:,.0f} output tokens/s per GPU at {ttft}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -164,7 +164,7 @@ def study(*, simulated: bool = False, **changes: Any) -> StudyView:
             throughput_gain=1.4,
             ttft_gain=0.456,
         ),
-        slo=Slo(metric="ttft_p95", limit_s=0.5),
+        slo=Slo.of(ttft_p95=0.5),
         directory="studies/llama-chat",
     )
     return replace(base, **changes)

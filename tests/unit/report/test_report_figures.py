@@ -15,7 +15,7 @@ VIEWS = {
     "simulated": study(simulated=True),
     "empty": study(trials=(), front=(), pick=None),
     "one": study(trials=study().trials[:1], front=(0,), pick=None, slo=None),
-    "other slo": study(slo=Slo(metric="tpot_p95", limit_s=0.05)),
+    "other slo": study(slo=Slo.of(tpot_p95=0.05)),
     "hostile": study(name="$x^2$ \\frac{ 💥 <script>&\x1b\n", model="名前" * 60),
 }
 

@@ -8,7 +8,7 @@ STORED = {"slo": "ttft_p95<=500ms", "pick_rule": "throughput"}
 
 @pytest.mark.parametrize(("spec", "given", "limit_s"), [(STORED, None, 0.5), (STORED, "0.2s", 0.2), ({}, "200ms", 0.2)])
 def test_the_commands_limit_beats_the_stored_one(spec: dict[str, str], given: str | None, limit_s: float) -> None:
-    assert asked_slo(spec, given) == Slo(metric="ttft_p95", limit_s=limit_s)
+    assert asked_slo(spec, given) == Slo.of(ttft_p95=limit_s)
 
 
 def test_no_limit_anywhere_is_none() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ExitCode, InvalidOption
 from autotune.records import Config, Estimate, Outcome, Slo
-from autotune.search.objective import SLO_METRICS, parse_slo, points
+from autotune.search.objective import SLO_METRICS, limited, parse_slo, points, violations
 
 SAME = Config.of({"x": 7})
 
@@ -29,13 +29,18 @@ SAME = Config.of({"x": 7})
     ],
 )
 def test_slo_texts(text, limit_s):
-    assert parse_slo(text) == Slo(metric="ttft_p95", limit_s=limit_s)
+    assert parse_slo(text) == Slo.of(ttft_p95=limit_s)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("ttft_p99<=500ms", "ttft_p95"),
+        ("ttft_p90<=500ms", "ttft_p95"),
+        ("ttft_p95<=500ms,ttft_p95<=1s", "once"),
+        ("ttft_p95<=500ms,", "DURATION"),
+        ("error_rate<=1ms", "SHARE"),
+        ("error_rate<=1", "below 1"),
+        ("tpot_p95<=50", "DURATION"),
         ("tpot<=20ms", "ttft_p95"),
         ("ttft_p95<=500", "DURATION"),
         ("ttft_p95>=500ms", "DURATION"),
@@ -57,11 +62,18 @@ def test_what_is_no_slo(text, words):
     assert caught.value.exit_code is ExitCode.INVALID_OPTION
 
 
-@given(st.sampled_from(SLO_METRICS), st.integers(1, 10_000_000))
+def test_several_limits_in_any_order():
+    expected = Slo.of(ttft_p95=0.5, tpot_p95=0.05, error_rate=0.0)
+    assert parse_slo("ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0") == expected
+    assert parse_slo("error_rate<=0, tpot_p95 < 0.05s, 500ms") == expected
+    assert str(expected) == "ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0"
+
+
+@given(st.sampled_from([metric for metric in SLO_METRICS if metric != "error_rate"]), st.integers(1, 10_000_000))
 def test_what_an_slo_prints_is_read_back(metric, limit_ms):
-    slo = Slo(metric=metric, limit_s=limit_ms / 1000)
+    slo = Slo.of(**{metric: limit_ms / 1000})
     if "e" not in str(slo).removeprefix(metric):
-        assert math.isclose(parse_slo(str(slo)).limit_s, slo.limit_s, rel_tol=1e-5)
+        assert math.isclose(parse_slo(str(slo)).limits[0].bound, slo.limits[0].bound, rel_tol=1e-5)
 
 
 def test_objectives_are_per_gpu_and_from_the_right_levels():
@@ -113,3 +125,22 @@ def test_an_interval_of_repeats_holds_every_run():
     (point,) = points(trials)
     assert point.tok_s_per_gpu == Estimate(value=150.0, low=95.0, high=200.0)
     assert point.ttft_p95_s.high is None
+
+
+def test_violations_are_signed_shares_and_stay_below_what_cannot_start():
+    trials = [samples.measured(0, 1000.0, 0.4)]
+    point = points(trials)[0]
+    # Ratio to the bound: 0.4 s of 0.5 s is a fifth within; 0.4 s of 0.1 s exceeds, 1 - 1/4.
+    assert violations(point, trials, Slo.of(ttft_p95=0.5)) == {"ttft_p95": pytest.approx(-0.2)}
+    assert violations(point, trials, Slo.of(ttft_p95=0.1)) == {"ttft_p95": pytest.approx(0.75)}
+    both = violations(point, trials, Slo.of(ttft_p95=1e-9, tpot_p99=0.1))
+    assert set(both) == {"ttft_p95", "tpot_p99"}  # a TPOT that was not measured is not taken for a good one
+    assert 0.9 < sum(both.values()) < 1.0
+
+
+def test_a_limit_of_no_errors_is_met_by_no_errors():
+    trials = [samples.measured(0, 1000.0, 0.4)]
+    limit = Slo.of(error_rate=0.0).limits[0]
+    figure = limited(points(trials)[0], trials, limit)
+    assert figure == Estimate(value=0.0)
+    assert limit.is_surely_met(figure)

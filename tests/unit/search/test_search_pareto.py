@@ -105,7 +105,7 @@ def picked(trials, **options):
     return found
 
 
-SLO = Slo(metric="ttft_p95", limit_s=0.5)
+SLO = Slo.of(ttft_p95=0.5)
 
 
 def test_slo_takes_the_highest_throughput_that_meets_it_by_its_upper_bound():
@@ -130,6 +130,16 @@ def test_slo_without_an_interval_says_so():
     assert found.number == 0
     assert "by the estimate" in found.reason
     assert "this is the baseline itself" in found.reason
+
+
+def test_every_limit_of_an_slo_has_to_be_met():
+    trials = [samples.measured(0, 1000.0, 0.2), samples.measured(1, 1500.0, 0.3)]
+    assert picked(trials, slo=Slo.of(ttft_p95=0.5, error_rate=0.0)).number == 1
+    assert (
+        "error_rate judged by the requests that failed, 0.00%"
+        in picked(trials, slo=Slo.of(ttft_p95=0.5, error_rate=0.0)).reason
+    )
+    assert pick(trials, slo=Slo.of(ttft_p95=0.5, e2e_p99=60.0)) is None  # no such figure was measured
 
 
 def test_slo_that_nothing_meets_picks_nothing():

@@ -36,12 +36,13 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who proposed a trial's config."""
+    """Who proposed a trial's config. A validation is a repeat under prompts and arrivals that no other trial had."""
 
     BASELINE = "baseline"
     ENQUEUED = "enqueued"
     SAMPLER = "sampler"
     REPEAT = "repeat"
+    VALIDATION = "validation"
 
 
 class Phase(StrEnum):

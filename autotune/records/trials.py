@@ -120,7 +120,7 @@ class Trial:
     @property
     def counted(self) -> bool:
         """Whether it counts against `--trials`: it ended, and it repeats no other."""
-        return self.result is not None and self.origin is not Origin.REPEAT
+        return self.result is not None and self.origin not in {Origin.REPEAT, Origin.VALIDATION}
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:

@@ -68,12 +68,16 @@ class Difference:
         return self.low > 1.0 or self.high < 1.0
 
 
-def run_noise(trials: Sequence[Trial]) -> RunNoise:
-    """The spread between launches, pooled over all configs of a study that were measured more than once."""
+def run_noise(trials: Sequence[Trial], *, without: str | None = None) -> RunNoise:
+    """The spread between launches, pooled over all configs of a study that were measured more than once.
+
+    Args:
+        without: hash of a config that is not to have a say, because its launches are judged by the others' spread.
+    """
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         pair = trial.objectives
-        if pair is not None:
+        if pair is not None and trial.config.hash != without:
             groups[trial.config.hash].append((math.log(pair[0].value), math.log(pair[1].value)))
     repeats = sum(len(group) - 1 for group in groups.values())
     squares = [0.0, 0.0]
@@ -98,7 +102,7 @@ def difference(a: Sequence[Estimate], b: Sequence[Estimate], run_sd: float) -> D
     if not a or not b or any(one.value <= 0 for one in (*a, *b)):
         return None
     shift = fmean(math.log(one.value) for one in b) - fmean(math.log(one.value) for one in a)
-    variances = [_variance(side, run_sd) for side in (a, b)]
+    variances = [mean_variance(side, run_sd) for side in (a, b)]
     error = math.sqrt(math.fsum(variances))
     low, high = math.exp(shift - _Z95 * error), math.exp(shift + _Z95 * error)
     shown = low > 1.0 or high < 1.0
@@ -111,8 +115,13 @@ def difference(a: Sequence[Estimate], b: Sequence[Estimate], run_sd: float) -> D
     )
 
 
-def _variance(launches: Sequence[Estimate], run_sd: float) -> float:
-    """Of the mean of the logarithms: what each launch does not know about itself, and the spread between them."""
+def mean_variance(launches: Sequence[Estimate], run_sd: float) -> float:
+    """Of the mean of the logarithms: what each launch does not know about itself, and the spread between them.
+
+    Args:
+        launches: at least one, all above 0.
+        run_sd: standard deviation of the logarithm between launches.
+    """
     own = [_own_sd(one) for one in launches]
     return (math.fsum(sd**2 for sd in own) / len(own) + run_sd**2) / len(launches)
 
@@ -130,7 +139,7 @@ MOST_LAUNCHES = 100
 def _needed(shift: float, a: Sequence[Estimate], b: Sequence[Estimate], run_sd: float) -> int | None:
     if shift == 0.0:
         return None
-    single = math.fsum(_variance([one], run_sd) for one in a) / len(a)
-    single += math.fsum(_variance([one], run_sd) for one in b) / len(b)
+    single = math.fsum(mean_variance([one], run_sd) for one in a) / len(a)
+    single += math.fsum(mean_variance([one], run_sd) for one in b) / len(b)
     needed = math.ceil(_Z95**2 * single / shift**2)
     return needed if needed <= MOST_LAUNCHES else None

@@ -118,13 +118,14 @@ def _as_at_first(pair: tuple[Estimate, Estimate], drift: Drift, number: int) -> 
     """Both figures of trial `number` as at the first baseline."""
     ago = number - drift.launches[0]
     throughput, ttft = (
-        _scaled(figure, math.exp(-trend.slope * ago)) if trend.clear else figure
+        scaled(figure, math.exp(-trend.slope * ago)) if trend.clear else figure
         for figure, trend in zip(pair, (drift.throughput, drift.ttft), strict=True)
     )
     return throughput, ttft
 
 
-def _scaled(figure: Estimate, factor: float) -> Estimate:
+def scaled(figure: Estimate, factor: float) -> Estimate:
+    """Value and interval times `factor`."""
     return Estimate(
         value=figure.value * factor,
         low=None if figure.low is None else figure.low * factor,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidOption
 from autotune.records import Estimate, LevelRole, Limit, Slo, SloMetric, Trial
+from autotune.search.drift import scaled, undrifted
 
 SLO_METRICS = tuple(metric.value for metric in SloMetric)
 """What an SLO may limit; lower is better."""
@@ -53,12 +54,16 @@ class Point:
 
 
 def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
-    """The measured configs, repeats of one config (same hash) joined, in order of their first trial."""
+    """The measured configs, repeats of one config (same hash) joined, in order of their first trial.
+
+    A clear drift of the node over the study is taken off (`drift.py`).
+    """
     found: dict[str, Point] = {}
     evidence: dict[str, list[tuple[Estimate, Estimate]]] = {}
     rates: dict[str, list[Estimate]] = {}
+    objectives = undrifted(trials)
     for trial in sorted(trials, key=lambda trial: trial.number):
-        pair = trial.objectives
+        pair = objectives.get(trial.number)
         if pair is None:
             continue
         key = trial.config.hash
@@ -118,10 +123,13 @@ def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
     launches = [one for one in trials if one.number in point.numbers]
     totals = [one.output_tok_s for one in launches if one.output_tok_s is not None]
     shares = [one.output_tok_s_per_gpu for one in launches if one.output_tok_s_per_gpu is not None]
+    share = _joined(shares)
+    # Of a drift that was taken off; the goodput is another figure.
+    factor = point.tok_s_per_gpu.value / share.value if point.goodput_rps_per_gpu is None else 1.0
     return Figures(
         runs=len(point.numbers),
-        output_tok_s=_joined(totals),
-        output_tok_s_per_gpu=_joined(shares),
+        output_tok_s=scaled(_joined(totals), factor),
+        output_tok_s_per_gpu=scaled(share, factor),
         ttft_p95_s=point.ttft_p95_s,
         goodput_rps_per_gpu=point.goodput_rps_per_gpu,
     )

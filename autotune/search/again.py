@@ -1,0 +1,134 @@
+"""Which config is launched again at the end of a study, and under which seeds: one decision at a time. Pure.
+
+1. The baseline, right after the search: with its first launch it spans the study and shows drift.
+2. While front or pick is not sure, candidates that decide it, the least sure one first.
+3. The pick, until it was launched again as often as asked.
+4. The baseline, until it was as well: its last launch is the study's last.
+
+The last launch that a config but the baseline may have is on fresh seeds (`validation.py`). So whatever becomes the
+pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next, and at most
+`CONFIGS_AGAIN` configs are launched again beside the baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune.records import Pick, PickRule, Slo, Trial
+from autotune.search.stability import CANDIDATE, Assessment, Standing, assess
+
+CONFIGS_AGAIN = 4
+CANDIDATES_AGAIN = CONFIGS_AGAIN - 1
+"""The pick among them; one more is left for a pick that nobody thought of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """A launch to make.
+
+    Attributes:
+        original: the config's first trial, which is launched again.
+        fresh: whether prompts and arrivals come from seeds that no trial had.
+        why: for the operator.
+    """
+
+    original: Trial
+    fresh: bool
+    why: str
+
+
+def next_again(
+    trials: Sequence[Trial],
+    pick: Pick | None,
+    repeats: int,
+    *,
+    rule: PickRule = PickRule.KNEE,
+    slo: Slo | None = None,
+    spare: bool = True,
+) -> Again | None:
+    """The next launch; None when there are enough.
+
+    Args:
+        pick: from these trials, by `rule` or under `slo`.
+        repeats: most launches again of one config.
+        spare: whether there is time for others than baseline and pick.
+    """
+    if repeats <= 0:
+        return None
+    base = next((trial for trial in trials if trial.number == 0 and trial.measured), None)
+    if base is not None and _launched(trials, base) == 0:
+        return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
+    if spare:
+        found = _least_sure(trials, assess(trials, pick, rule=rule, slo=slo), repeats)
+        if found is not None:
+            return found
+    chosen = _picked(trials, pick)
+    if chosen is not None and chosen is not base and _lacks(trials, chosen, repeats):
+        others = _configs_again(trials) - {chosen.number}
+        if len(others) < CONFIGS_AGAIN:
+            return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again")
+    if base is not None and _lacks(trials, base, repeats):
+        return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
+    return None
+
+
+def lacking(trials: Sequence[Trial], pick: Pick | None, repeats: int) -> int:
+    """Launches that baseline and pick still lack."""
+    numbers = {0} if pick is None else {0, pick.number}
+    found = [trial for trial in trials if trial.number in numbers and trial.measured]
+    return sum(max(0, repeats - _launched(trials, trial)) for trial in found)
+
+
+def _least_sure(trials: Sequence[Trial], found: Assessment, repeats: int) -> Again | None:
+    if found.is_stable:
+        return None
+    again = _configs_again(trials) | ({found.pick} if found.pick is not None else set())
+    asked = []
+    for standing in found.standings:
+        doubt = _doubt(standing, found)
+        trial = next(trial for trial in trials if trial.number == standing.number)
+        room = trial.number in again or len(again) < CANDIDATES_AGAIN
+        if doubt > 0 and trial.number != 0 and room and _lacks(trials, trial, repeats):
+            asked.append((-doubt, trial.number, trial, standing))
+    if not asked:
+        return None
+    _, _, trial, standing = min(asked, key=lambda entry: entry[:2])
+    why = (
+        f"trial {trial.number} again: on the front with {standing.front_probability:.0%}, the pick with "
+        f"{standing.pick_probability:.0%} by what is known"
+    )
+    return _again(trials, trial, repeats, why)
+
+
+def _doubt(standing: Standing, found: Assessment) -> float:
+    """Variance of being the pick, and of being on the front, as far as these are not decided."""
+    doubt = 0.0
+    if not found.pick_is_sure and standing.pick_probability > CANDIDATE:
+        doubt += standing.pick_probability * (1 - standing.pick_probability)
+    if not standing.is_decided:
+        doubt += standing.front_probability * (1 - standing.front_probability)
+    return doubt
+
+
+def _again(trials: Sequence[Trial], original: Trial, repeats: int, why: str) -> Again:
+    fresh = _launched(trials, original) == repeats - 1
+    return Again(original=original, fresh=fresh, why=f"{why}, on fresh seeds" if fresh else why)
+
+
+def _picked(trials: Sequence[Trial], pick: Pick | None) -> Trial | None:
+    return None if pick is None else next((t for t in trials if t.number == pick.number and t.measured), None)
+
+
+def _launched(trials: Sequence[Trial], original: Trial) -> int:
+    """Launches again, whatever became of them."""
+    return sum(trial.repeat_of == original.number for trial in trials)
+
+
+def _lacks(trials: Sequence[Trial], original: Trial, repeats: int) -> bool:
+    return _launched(trials, original) < repeats
+
+
+def _configs_again(trials: Sequence[Trial]) -> set[int]:
+    """Numbers of the configs beside the baseline that were launched again."""
+    return {trial.repeat_of for trial in trials if trial.repeat_of}

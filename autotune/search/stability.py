@@ -1,0 +1,299 @@
+"""How sure front and pick are, given what launches differ by: probabilities, ties, what to expect of the pick. Pure.
+
+Every measured config has an expectation of both its figures (`shrinkage.py`). From these `DRAWS` studies are drawn, and
+front and pick found in each of them: the shares are the probabilities. The draws are seeded by a config's number, so
+that the same history gives the same answer, and a further trial leaves the other configs' draws alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Estimate, Pick, PickRule, Slo, Trial
+from autotune.search.drift import Drift, baseline_drift, undrifted
+from autotune.search.noise import Difference, RunNoise, difference, mean_variance, run_noise
+from autotune.search.objective import Point, limited, points
+from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, front
+from autotune.search.shrinkage import Shrunken, shrunken
+from autotune.search.validation import Validation, validation
+
+DRAWS = 1000
+_SEED = 20_231
+_Z95 = 1.959964
+
+CONFIDENCE = 0.9
+"""Front and pick are stable when each config is on the front, or is not, with this probability, and so is the pick."""
+
+CANDIDATE = 1 - CONFIDENCE
+"""Configs that are on the front with at least this probability are candidates."""
+
+Axis = NDArray[np.float64]
+"""(DRAWS, configs) logarithms of one figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a measured config stands.
+
+    Attributes:
+        number: of its first measured trial.
+        launches: measured ones.
+        on_front: by the means of its launches.
+        front_probability, pick_probability: 0..1.
+        tied_with: candidates (by number) that differ from it by less than the interval of the difference in both
+            figures; itself a candidate or not.
+        tok_s_per_gpu, ttft_p95_s: what to expect, with 95 % intervals of the config's true mean.
+    """
+
+    number: int
+    launches: int
+    on_front: bool
+    front_probability: float
+    pick_probability: float
+    tied_with: tuple[int, ...]
+    tok_s_per_gpu: Estimate
+    ttft_p95_s: Estimate
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether it may be on the front."""
+        return self.on_front or self.front_probability >= CANDIDATE
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it is on the front or not with enough probability."""
+        return not CANDIDATE < self.front_probability < CONFIDENCE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    """Of a study's front and pick.
+
+    Attributes:
+        standings: of all measured configs, by number.
+        drift: None where the baseline was measured once.
+        pick: number of the recommended trial's config; None without a pick.
+        throughput_gain, ttft_gain: what to expect of the pick over the baseline, as ratios; None without either.
+        validation: of the pick.
+    """
+
+    standings: tuple[Standing, ...]
+    noise: RunNoise
+    drift: Drift | None
+    pick: int | None = None
+    throughput_gain: Estimate | None = None
+    ttft_gain: Estimate | None = None
+    validation: Validation | None = None
+
+    def standing(self, number: int | None) -> Standing | None:
+        """Of the config whose first measured trial is `number`."""
+        return next((found for found in self.standings if found.number == number), None)
+
+    @property
+    def pick_is_sure(self) -> bool:
+        """Whether the pick would be picked again with enough probability."""
+        picked = self.standing(self.pick)
+        return picked is not None and picked.pick_probability >= CONFIDENCE
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether further launches would hardly change front or pick."""
+        return self.pick_is_sure and all(found.is_decided for found in self.standings)
+
+    @property
+    def tied_with_baseline(self) -> bool:
+        """Whether the pick cannot be told from the baseline."""
+        picked = self.standing(self.pick)
+        return picked is not None and picked.number != 0 and 0 in picked.tied_with
+
+
+def assess(
+    trials: Sequence[Trial], pick: Pick | None, *, rule: PickRule = PickRule.KNEE, slo: Slo | None = None
+) -> Assessment:
+    """How sure the front and `pick` are.
+
+    Args:
+        pick: as chosen by `rule`, or under `slo`, from the same trials.
+    """
+    found, noise = points(trials), run_noise(trials)
+    drift = baseline_drift(trials)
+    if not found:
+        return Assessment(standings=(), noise=noise, drift=drift)
+    figures = undrifted(trials)
+    launches = [[figures[number] for number in point.numbers] for point in found]
+    sds = (noise.throughput_sd, noise.ttft_sd)
+    expected = [_expected(launches, axis, sds[axis]) for axis in (0, 1)]
+    throughput, ttft = _drawn(found, expected)
+    on_front = front([point.values for point in found])
+    chances = _front_draws(throughput, ttft).mean(axis=0)
+    picked = _pick_draws(throughput, ttft, found, trials, rule, slo).mean(axis=0)
+    candidates = [k for k in range(len(found)) if k in on_front or chances[k] >= CANDIDATE or found[k].number == 0]
+    standings = tuple(
+        Standing(
+            number=point.number,
+            launches=len(point.numbers),
+            on_front=k in on_front,
+            front_probability=float(chances[k]),
+            pick_probability=float(picked[k]),
+            tied_with=tuple(found[j].number for j in candidates if j != k and _tied(launches[k], launches[j], noise)),
+            tok_s_per_gpu=_estimate(expected[0][k]),
+            ttft_p95_s=_estimate(expected[1][k]),
+        )
+        for k, point in enumerate(found)
+    )
+    chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
+    if chosen is None:
+        return Assessment(standings=standings, noise=noise, drift=drift)
+    base = next((k for k, point in enumerate(found) if point.number == 0), None)
+    gains = (
+        (None, None)
+        if base is None or base == chosen
+        else tuple(_gain(expected[axis][chosen], [one[axis] for one in launches[base]], sds[axis]) for axis in (0, 1))
+    )
+    return Assessment(
+        standings=standings,
+        noise=noise,
+        drift=drift,
+        pick=found[chosen].number,
+        throughput_gain=gains[0],
+        ttft_gain=gains[1],
+        validation=validation(trials, found[chosen].number),
+    )
+
+
+_Launches = Sequence[tuple[Estimate, Estimate]]
+
+
+def _expected(launches: Sequence[_Launches], axis: int, run_sd: float) -> tuple[Shrunken, ...]:
+    """Of the logarithm of one figure, for every config."""
+    sides = [[pair[axis] for pair in one] for one in launches]
+    means = [math.fsum(math.log(figure.value) for figure in side) / len(side) for side in sides]
+    return shrunken(means, [mean_variance(side, run_sd) for side in sides])
+
+
+def _estimate(belief: Shrunken) -> Estimate:
+    width = _Z95 * belief.sd
+    return Estimate(value=math.exp(belief.mean), low=math.exp(belief.mean - width), high=math.exp(belief.mean + width))
+
+
+def _gain(belief: Shrunken, baseline: Sequence[Estimate], run_sd: float) -> Estimate:
+    """Over the baseline as measured: it was not chosen for its luck."""
+    base = math.fsum(math.log(figure.value) for figure in baseline) / len(baseline)
+    return _estimate(
+        Shrunken(mean=belief.mean - base, sd=math.hypot(belief.sd, mean_variance(baseline, run_sd) ** 0.5))
+    )
+
+
+def _tied(one: _Launches, other: _Launches, noise: RunNoise) -> bool:
+    return not any(found is not None and found.is_real for found in differences(one, other, noise))
+
+
+def differences(a: _Launches, b: _Launches, noise: RunNoise) -> tuple[Difference | None, Difference | None]:
+    """B's launches against A's in throughput and in p95 TTFT."""
+    return (
+        difference([pair[0] for pair in a], [pair[0] for pair in b], noise.throughput_sd),
+        difference([pair[1] for pair in a], [pair[1] for pair in b], noise.ttft_sd),
+    )
+
+
+def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> tuple[Axis, Axis]:
+    """Throughput and TTFT; every config has a stream of its own."""
+    streams = np.stack([np.random.default_rng((_SEED, point.number)).standard_normal((2, DRAWS)) for point in found])
+    throughput, ttft = (
+        streams[:, axis].T * [belief.sd for belief in beliefs] + [belief.mean for belief in beliefs]
+        for axis, beliefs in enumerate(expected)
+    )
+    return throughput, ttft
+
+
+def _front_draws(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
+    """(DRAWS, configs): which are on each draw's front. Without equal values, as draws have none."""
+    order = np.argsort(-throughput, axis=1)
+    sorted_ttft = np.take_along_axis(ttft, order, axis=1)
+    before = np.minimum.accumulate(sorted_ttft, axis=1)
+    kept = np.ones_like(before, dtype=bool)
+    kept[:, 1:] = sorted_ttft[:, 1:] < before[:, :-1]
+    members = np.empty_like(kept)
+    np.put_along_axis(members, order, kept, axis=1)
+    return members
+
+
+def _pick_draws(
+    throughput: Axis, ttft: Axis, found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> NDArray[np.bool_]:
+    """(DRAWS, configs): which is picked in each draw, by the rules of `pareto.pick`; none where no config qualifies."""
+    scores = _scores(throughput, ttft, found, trials, rule, slo)
+    best = scores.argmax(axis=1)
+    picked = np.zeros_like(scores, dtype=bool)
+    rows = np.arange(len(scores))
+    picked[rows, best] = np.isfinite(scores[rows, best])
+    return picked
+
+
+def _scores(
+    throughput: Axis, ttft: Axis, found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> Axis:
+    """What the rule takes the highest of. It grows with both figures, so no dominated config has the highest."""
+    if slo is not None and found[0].goodput_rps_per_gpu is not None:
+        return throughput
+    if slo is not None:
+        return np.where(_meeting(ttft, found, trials, slo), throughput, -np.inf)
+    match rule:
+        case PickRule.THROUGHPUT:
+            return throughput
+        case PickRule.LATENCY:
+            return -ttft
+        case PickRule.KNEE:
+            base = next((k for k, point in enumerate(found) if point.number == 0), None)
+            return _bulges(throughput, ttft) if base is None else _balances(throughput, ttft, base, found[base])
+
+
+def _meeting(ttft: Axis, found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> NDArray[np.bool_]:
+    """(DRAWS, configs): which meet the SLO. Other times than the p95 TTFT move with it, at half the distance.
+
+    A draw has only the two objectives, and what delays the first token delays tokens less; that a limit of another time
+    is met is less sure than this says where the two have little to do with each other.
+    """
+    met = np.ones(ttft.shape, dtype=bool)
+    for limit in slo.limits:
+        figures = [limited(point, trials, limit) for point in found]
+        for k, (point, figure) in enumerate(zip(found, figures, strict=True)):
+            if figure is None or not limit.metric.is_time or figure.value <= 0:
+                met[:, k] &= limit.is_surely_met(figure)
+                continue
+            upper = math.log(figure.value if figure.high is None else figure.high)
+            share = 1.0 if limit.metric.value.startswith("ttft") else 0.5
+            met[:, k] &= upper + share * (ttft[:, k] - point.logs[1]) <= math.log(limit.bound)
+    return met
+
+
+def _balances(throughput: Axis, ttft: Axis, base: int, measured: Point) -> Axis:
+    """The hypervolume of each config alone, among those no worse than the baseline where there are others."""
+    base_throughput, base_ttft = throughput[:, [base]], ttft[:, [base]]
+    more = throughput - base_throughput - math.log(REFERENCE_THROUGHPUT_SHARE)
+    less = base_ttft + math.log(REFERENCE_TTFT_FACTOR) - ttft
+    alone = np.where((more > 0) & (less > 0), more * less, np.minimum(more, 0) + np.minimum(less, 0))
+    floor = base_throughput + _ratio(measured.tok_s_per_gpu.low, measured.tok_s_per_gpu)
+    ceiling = base_ttft + _ratio(measured.ttft_p95_s.high, measured.ttft_p95_s)
+    no_worse = (throughput >= floor) & (ttft <= ceiling)
+    has_others = no_worse.sum(axis=1, keepdims=True) > 1  # the baseline is no worse than itself
+    return np.where(no_worse | ~has_others, alone, -np.inf)
+
+
+def _bulges(throughput: Axis, ttft: Axis) -> Axis:
+    """Distances from the chord between the front's ends, up to a factor."""
+    rows = np.arange(len(ttft))[:, None]
+    quick, fast = ttft.argmin(axis=1)[:, None], throughput.argmax(axis=1)[:, None]
+    x0, y0, x1, y1 = throughput[rows, quick], ttft[rows, quick], throughput[rows, fast], ttft[rows, fast]
+    bulges: Axis = (throughput - x0) * (y1 - y0) - (ttft - y0) * (x1 - x0)
+    return bulges
+
+
+def _ratio(bound: float | None, figure: Estimate) -> float:
+    """Logarithm of a bound over its value; 0 without a bound."""
+    return 0.0 if bound is None else math.log(bound / figure.value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,18 +100,19 @@ class Here(Surroundings):
         return "0.32.0", parse_help(HELP.read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Surroundings:
-    python = tmp_path / "python3"
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
+    folder = tmp_path_factory.mktemp("here")
+    python = folder / "python3"
     python.write_text("#!/bin/sh\n")
     python.chmod(0o755)
     return Here(
-        environ={"PATH": str(tmp_path)},
-        home=tmp_path,
+        environ={"PATH": str(folder)},
+        home=folder,
         probe=None,
         shm_bytes=None,
         has_kfd=False,
-        cache_dir=tmp_path / "cache",
+        cache_dir=folder / "cache",
     )
 
 
@@ -118,10 +121,17 @@ def plan(here: Surroundings, name: str, **arguments: Any) -> StudyPlan:
     return make_plan(compose({"name": name, **read_study_file(file)}, arguments), here)
 
 
+@pytest.fixture(scope="module")
+def as_written(here: Surroundings) -> Callable[[str], StudyPlan]:
+    """The plan of a file without further options; planning for eight GPUs takes seconds."""
+    return cache(lambda name: plan(here, name))
+
+
 def test_each_has_nodes_here() -> None:
     assert {path.stem for path in shipped_studies().glob("*.yaml")} == set(NODES)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "node"), [(name, node) for name, nodes in NODES.items() for node in nodes])
 def test_it_plans_on_its_nodes(here: Surroundings, name: str, node: str) -> None:
     planned = plan(here, name, engine=EngineChoice.SIMULATED, node=node)
@@ -131,8 +141,8 @@ def test_it_plans_on_its_nodes(here: Surroundings, name: str, node: str) -> None
 
 
 @pytest.mark.parametrize("name", GUIDE)
-def test_a_recipe_begins_where_the_guide_does(here: Surroundings, name: str) -> None:
-    planned = plan(here, name)
+def test_a_recipe_begins_where_the_guide_does(as_written: Callable[[str], StudyPlan], name: str) -> None:
+    planned = as_written(name)
     length, wanted = GUIDE[name]
     first = {**dict(planned.extra), **planned.starting_points[0].as_dict()}
     sizes: dict[str, Value] = {"tensor-parallel-size": 1, "pipeline-parallel-size": 1, "data-parallel-size": 1}
@@ -146,8 +156,8 @@ def test_a_recipe_begins_where_the_guide_does(here: Surroundings, name: str) -> 
 
 
 @pytest.mark.parametrize("name", COMPARED)
-def test_the_layouts_that_the_guide_compares_come_next(here: Surroundings, name: str) -> None:
-    second = plan(here, name).starting_points[1]
+def test_the_layouts_that_the_guide_compares_come_next(as_written: Callable[[str], StudyPlan], name: str) -> None:
+    second = as_written(name).starting_points[1]
     assert {flag: second.get(flag) for flag in COMPARED[name]} == COMPARED[name]
 
 

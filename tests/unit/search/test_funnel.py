@@ -77,6 +77,7 @@ def node_of(name: str) -> Node:
     return CPU if name == "cpu" else parse_node_name(name)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=250, deadline=None)
 @given(space=spaces(), name=nodes, shape=shapes, needed=st.sampled_from([None, 3000, 40000]), asks=st.booleans())
 def test_the_whole_space_at_once_is_the_same_as_one_by_one(

@@ -224,6 +224,7 @@ def test_checkpoints_are_a_parameter() -> None:
     assert omitted(only, "model=the model's own checkpoint") == "fits no layout of this node"
 
 
+@pytest.mark.no_cover
 def test_wide_has_more_and_narrow_says_what_it_left_out() -> None:
     narrow, wide = made("2xH100-80GB", LLAMA_8B), made("2xH100-80GB", LLAMA_8B, wide=True)
     assert narrow.feasible <= MAX_FEASIBLE < wide.feasible
@@ -255,6 +256,7 @@ kinds = st.sampled_from(["H100-80GB", "L40S-48GB", "RTX3090-24GB", "T4-16GB"])
 shapes = st.sampled_from([LLAMA_8B, LLAMA_70B, QWEN_7B, AWQ_70B, MIXTRAL_8X7B, QWEN3_30B_A3B, None])
 
 
+@pytest.mark.no_cover
 @settings(max_examples=15, deadline=None)
 @given(count=st.integers(1, 8), kind=kinds, shape=shapes, needed=st.sampled_from([None, 600, 9000, 30_000]))
 def test_what_is_admitted_passes_every_rule(

@@ -35,6 +35,7 @@ def chooser(listed, prior, seed):
     return lambda history: proposed(history, listed[prior is None], prior, seed).config
 
 
+@pytest.mark.no_cover
 def test_the_prior_needs_a_third_of_what_random_needs(listed):
     launches = [replay(invented(seed), chooser(listed, PRIOR, 0), 0, 50)[0] for seed in (0, 3)]
     rng = np.random.default_rng(0)
@@ -87,6 +88,7 @@ def test_running_trials_send_the_next_one_elsewhere(listed):
     assert len(set(batch)) == 4
 
 
+@pytest.mark.no_cover
 def test_failures_are_learnt(listed):
     """fp8 fails whatever stands beside it: after a few failures it is left alone."""
     surface = invented(0)

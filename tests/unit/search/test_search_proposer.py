@@ -145,6 +145,7 @@ def bad_share(name: str, outcome: Outcome, seed: int) -> float:
     return sum(trial.config.get("backend") != "good" for trial in history[30:]) / 30
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "most"), [("tpe", 0.40), ("nsga2", 0.55)])
 def test_infeasible_choices_are_learnt(name, most):
     seeds = range(3)
@@ -188,6 +189,7 @@ def test_nothing_measured_yet_is_random_not_the_first_failure(name):
     assert min(found["good"], found["worse"]) >= 10
 
 
+@pytest.mark.no_cover
 def test_tpe_beats_random_on_a_smooth_truth():
     wide = space(
         parameter("seqs", *(2**power for power in range(12))),

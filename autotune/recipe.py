@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
-from autotune.records import Config
+from autotune.records import Config, Objective
 from autotune.store.folder import DATABASE_NAME
 from autotune.yaml_input import existing_file, read_yaml
 
@@ -84,6 +84,7 @@ class Recipe:
         min_model_len: no config may admit fewer tokens per request than this.
         trials: counted trials, the baseline included.
         max_time_s: of one run of the study, its launches again included; None for no limit.
+        objective: what is maximised; the goodput needs an SLO, here or in the workload.
         repeats: how often the baseline and the pick are launched again at the end, to see drift and noise.
         start_deadline_s: a server that is not ready by then is stopped.
         stall_deadline_s: a start without a new milestone for this long counts as hung.
@@ -111,6 +112,7 @@ class Recipe:
     sampler: str = "prior"
     seed: int = 0
     load: LoadChoice = LoadChoice()
+    objective: Objective = Objective.THROUGHPUT
     slo: str | None = None
     start_deadline_s: float = 1200.0
     stall_deadline_s: float = 600.0
@@ -171,6 +173,7 @@ class _StudyFile(BaseModel):
     sampler: str | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     load: _LoadFile | None = None
+    objective: Annotated[Objective, Field(strict=False)] | None = None
     slo: str | None = None
     start_deadline_s: Seconds | None = None
     stall_deadline_s: Seconds | None = None

@@ -28,7 +28,7 @@ from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
 from autotune.planning.weights import weights_wanted
 from autotune.records import ClockKind, EngineKind
-from autotune.search.asked import asked_rule
+from autotune.search.asked import asked_limits, asked_rule
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
 from autotune.store.folder import LockHolder
@@ -73,7 +73,13 @@ def run_study(
                 store=store,
                 folder=folder,
                 engine=engine,
-                proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed, configs=plan.feasible),
+                proposer=Proposer(
+                    plan.space,
+                    plan.recipe.sampler,
+                    plan.recipe.seed,
+                    configs=plan.feasible,
+                    limits=asked_limits(study.spec, plan.recipe.slo),
+                ),
                 projection=projection,
                 observer=observer,
                 clock=clock,
@@ -141,6 +147,7 @@ def spec_of(plan: StudyPlan) -> StudySpec:
             "extra_args": list(recipe.extra_args),
             "slo": str(plan.slo) if plan.slo else None,
             "pick_rule": asked_rule({}, plan.pick_rule).value,
+            "objective": str(recipe.objective),
             "sampler": recipe.sampler,
             "baseline_changes": list(plan.baseline_changes),
         },

@@ -186,11 +186,13 @@ class StudyRun:
     def _lacking(self, trials: Sequence[Trial]) -> tuple[tuple[Trial, int], ...]:
         """Of baseline and pick those that were not launched again often enough, with how many launches they lack."""
         chosen = self._pick(trials)
-        numbers = {0} if chosen is None else {0, chosen.number}
-        lacks = (
-            (trial, self.plan.recipe.repeats - sum(1 for other in trials if other.repeat_of == trial.number))
-            for trial in trials
-            if trial.number in numbers and trial.measured
+        return next_again(
+            trials,
+            chosen,
+            repeats,
+            rule=asked_rule(self.study.spec, self.plan.pick_rule),
+            slo=self.slo,
+            spare=self._time_for(1 + lacking(trials, chosen, repeats)),
         )
         return tuple((trial, count) for trial, count in lacks if count > 0)
 
@@ -301,7 +303,8 @@ class StudyRun:
             gpus=max(1, trial.gpus),
             seed=recipe.seed,
             level_deadline_s=recipe.level_deadline_s,
-            slo_ttft_s=self.slo.ttft_p95_s if self.slo else None,
+            slo=self.slo,
+            objective=recipe.objective,
         )
         recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
         try:
@@ -313,7 +316,7 @@ class StudyRun:
         if run.argv:
             self.store.record_argv(name, trial.number, attempt, run.argv)
         self._check_version(trial.number, attempt, run.result)
-        if self.store.get_load_plan(name) is None and run.load and run.result.outcome is Outcome.MEASURED:
+        if self.store.get_load_plan(name) is None and run.load and _carried_its_load(run.result):
             self.store.set_load_plan(name, run.load)
             self.observer.note(_describe_load(run.load))
         return attempt, run
@@ -380,6 +383,12 @@ def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -
 
 def _describe_load(load: LoadPlan) -> str:
     capacity = (
+def _carried_its_load(result: TrialResult) -> bool:
+    """Whether a trial that found the load was driven with it to the end, if only to meet the SLO at no rate."""
+    missed = result.failure is not None and result.failure.kind is FailureClass.SLO_MISSED
+    return result.outcome is Outcome.MEASURED or missed
+
+
         "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.2f} requests/s per GPU)"
     )
     return (

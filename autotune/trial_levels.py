@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from autotune.engine.base import DriveResult, LaunchPlan, Server
@@ -23,11 +23,26 @@ from autotune.load.records_file import level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
 from autotune.load.warming import MOST_WARMUP_S, Warming
 from autotune.load.workloads import Workload
-from autotune.records import Caveat, ClockKind, Failure, FailureClass, LoadLevel, LoadPlan, Measurement, Phase
+from autotune.records import (
+    Caveat,
+    ClockKind,
+    Failure,
+    FailureClass,
+    Goodput,
+    GoodputEnd,
+    LevelRole,
+    LoadLevel,
+    LoadPlan,
+    Measurement,
+    Objective,
+    Phase,
+    Slo,
+)
+from autotune.trial_goodput import GoodputOrder, find_goodput, goodput_caveats, slo_failure
 
-_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP = 1, 2, 6, 100
+_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP, _GOODPUT = 1, 2, 6, 100, 10_000_000
 """What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP, the passes of a
-warm-up in tens from where it begins."""
+warm-up in tens from where it begins, the search for a goodput from _GOODPUT."""
 
 _AGAIN = 1_000_000
 """Added to a trial's salt for a level that is driven again: the same load, in words that are new to the server."""
@@ -55,6 +70,7 @@ class TrialOrder:
         fixed_load: replaces what the ramp finds; used only when `load` is None.
         gpus: GPUs the config uses, at least 1; the levels are scaled by it.
         seed: the study's; with `number` it seeds the prompts' content.
+        slo: what figures are held against; the goodput is searched under it.
     """
 
     number: int
@@ -65,7 +81,8 @@ class TrialOrder:
     seed: int
     level_deadline_s: float
     fixed_load: FixedLoad = FixedLoad()
-    slo_ttft_s: float | None = None
+    slo: Slo | None = None
+    objective: Objective = Objective.THROUGHPUT
 
 
 class LevelTooSlow(Exception):
@@ -95,6 +112,7 @@ class TrialLevels:
         measurements: of the levels that count, the ramp's included, in order.
         caveats: doubts about all of them.
         load: the plan they are driven with; None until one is known.
+        goodput: what the search for it found; None where it is not the objective, or was not reached.
     """
 
     def __init__(
@@ -111,9 +129,10 @@ class TrialLevels:
         self.measurements: list[Measurement] = []
         self.caveats: list[Caveat] = []
         self.load = order.load
+        self.goodput: Goodput | None = None
 
     async def measure(self) -> None:
-        """Warm up, find the load where it is not known yet, then the two levels, busiest first.
+        """Warm up, find the load where it is not known yet, then the two levels, busiest first; then the goodput.
 
         Raises:
             LevelFailed: a level failed in a way that says something about the config.
@@ -133,8 +152,24 @@ class TrialLevels:
             warmup, *levels = self._levels(order.load)
             await self._warm_up(warmup.concurrency or 1, warmup.requests)
             self._enter(Phase.MEASURING)
-        for level in levels:
-            await self._drive(level)
+        driven = {level.role: await self._drive(level) for level in levels}
+        if order.objective is Objective.GOODPUT and order.slo is not None:
+            await self._find_goodput(order.slo, driven)
+
+    async def _find_goodput(self, slo: Slo, driven: Mapping[LevelRole, Measurement]) -> None:
+        """Raises: LevelFailed: the config meets the SLO at no rate."""
+        order, capacity = self._order, driven[LevelRole.THROUGHPUT].request_rps
+        found = await find_goodput(
+            GoodputOrder(slo=slo, workload=order.workload, gpus=order.gpus, longest_s=order.level_deadline_s / 2),
+            driven[LevelRole.TTFT],
+            None if capacity is None else capacity.value,
+            drive=lambda level: self._drive(level, must_carry=False),
+            seed_of=lambda place: self._seed(_GOODPUT + place),
+        )
+        self.goodput = found
+        self.caveats += goodput_caveats(found)
+        if found.rate_rps is None and found.end is not GoodputEnd.CLIENT_LIMIT:
+            raise LevelFailed(slo_failure(found, self.measurements))
 
     def _levels(self, load: LoadPlan) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
         order = self._order
@@ -180,7 +215,8 @@ class TrialLevels:
             raise LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
         return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
 
-    async def _drive(self, level: LoadLevel) -> Measurement:
+    async def _drive(self, level: LoadLevel, *, must_carry: bool = True) -> Measurement:
+        """Args: must_carry: a level that the server does not carry ends the trial."""
         driven, measurement = await self._run(level)
         if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
             # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.
@@ -198,7 +234,7 @@ class TrialLevels:
             driven.use,
         )
         self.measurements.append(measurement)
-        if not is_valid(measurement):
+        if must_carry and not is_valid(measurement):
             raise _level_failure(measurement)
         return measurement
 
@@ -213,7 +249,7 @@ class TrialLevels:
             driven.records,
             driven.duration_s,
             self._clock,
-            order.slo_ttft_s,
+            order.slo.ttft_p95_s if order.slo else None,
             driven.server,
             shared_tokens_per_request=order.workload.shared_tokens_per_request,
             use=driven.use,

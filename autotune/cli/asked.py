@@ -80,6 +80,13 @@ Sampler = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")]
+ObjectiveName = Annotated[
+    str | None,
+    typer.Option(
+        "--objective",
+        help="throughput (of a closed loop), or goodput: per config the highest Poisson rate that meets --slo.",
+    ),
+]
 Load = Annotated[str | None, typer.Option(help="auto, or concurrency=N,rate=R,requests=N per GPU used (any subset).")]
 
 
@@ -88,6 +95,7 @@ def arguments(
     engine: str | None,
     gpus: str | None,
     load: str | None,
+    objective: str | None,
     checkpoints: str | None,
     max_time: str | None,
     server_args: list[str] | None,
@@ -105,6 +113,7 @@ def arguments(
         "engine": _engine(engine),
         "gpus": None if gpus is None else parse_gpus(gpus),
         "load": None if load is None else parse_load(load),
+        "objective": _objective(objective),
         "checkpoints": None if checkpoints is None else parse_names(checkpoints, "--checkpoints"),
         "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
         "extra_args": tuple(server_args) if server_args else None,
@@ -164,6 +173,18 @@ def plan_of(
     except ValueError:
         raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
     return make_plan(compose(from_file, given), surroundings(), pick_rule=rule, vllm_command=vllm_command)
+
+
+def _objective(text: str | None) -> object:
+    from autotune.errors import InvalidOption
+    from autotune.records import Objective
+
+    if text is None:
+        return None
+    try:
+        return Objective(text)
+    except ValueError:
+        raise InvalidOption("--objective", text, ", ".join(Objective)) from None
 
 
 def _engine(text: str | None) -> object:

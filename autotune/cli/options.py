@@ -22,6 +22,11 @@ Storage = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 StudyName = Annotated[str, typer.Argument(help="Name of the study, as `autotune list` shows it.")]
-SloText = Annotated[str | None, typer.Option("--slo", help='Limit that the pick must meet, e.g. "ttft_p95<=500ms".')]
+SloText = Annotated[
+    str | None,
+    typer.Option(
+        "--slo", help='Limits to meet, e.g. "ttft_p95<=500ms" or "ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0".'
+    ),
+]
 
 DEFAULT_STUDIES = Path("studies")

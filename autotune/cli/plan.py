@@ -43,6 +43,7 @@ def plan(
     sampler: asked.Sampler = None,
     seed: asked.Seed = None,
     load: asked.Load = None,
+    objective: asked.ObjectiveName = None,
     slo: SloText = None,
     every: Annotated[
         bool, typer.Option("--all", help="Show every layout and every rule, also those without effect.")
@@ -73,6 +74,7 @@ def plan(
         sampler=sampler,
         seed=seed,
         load=load,
+        objective=objective,
         slo=slo,
         server_args=server_args,
     )

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.planning import StudyPlan
 from autotune.planning.overview import LayoutRow, doubts, layouts, rule_counts, time_estimate
 from autotune.planning.prior import tried_first
-from autotune.records import Config, Value
+from autotune.records import Config, Objective, Value
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.wording import MISSING, printable
 from autotune.search.parameter import Conditions, Parameter
@@ -48,8 +48,14 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
     repeats = f", then baseline and pick again {recipe.repeats}x" if recipe.repeats else ""
     limit = "" if recipe.max_time_s is None else f", at most {format_seconds(recipe.max_time_s)}"
     lines.append(f"  budget     {wanted} trials{limit} with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
-    lines.append(f"  objective  output tokens/s per GPU against p95 TTFT{f', {plan.slo}' if plan.slo else ''}")
+    lines.append(f"  objective  {_objective(plan)}")
     return tuple(map(printable, lines))
+
+
+def _objective(plan: StudyPlan) -> str:
+    if plan.recipe.objective is Objective.GOODPUT:
+        return f"goodput per GPU, the highest Poisson rate within {plan.slo}, against p95 TTFT at a fixed rate"
+    return f"output tokens/s per GPU against p95 TTFT{f', {plan.slo}' if plan.slo else ''}"
 
 
 def _flags(config: Config) -> str:

@@ -53,6 +53,7 @@ def study(
     sampler: asked.Sampler = None,
     seed: asked.Seed = None,
     load: asked.Load = None,
+    objective: asked.ObjectiveName = None,
     slo: SloText = None,
     pick: Annotated[
         str | None,
@@ -86,6 +87,7 @@ def study(
         sampler=sampler,
         seed=seed,
         load=load,
+        objective=objective,
         slo=slo,
         start_deadline_s=start_deadline,
         level_deadline_s=level_deadline,

@@ -30,6 +30,7 @@ from autotune.records import (
     LoadLevel,
     ModelShape,
     Node,
+    Objective,
     PickRule,
     PlannedRequest,
     Value,
@@ -65,6 +66,10 @@ def make_plan(
     sent = _sample(workload)
     hits = reachable_share(sent)
     slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
+    if recipe.objective is Objective.GOODPUT and slo is None:
+        raise InvalidOption(
+            "--objective", str(recipe.objective), "an SLO with it, such as --slo ttft_p95<=500ms,tpot_p95<=50ms"
+        )
     command, version, accepted = _command(recipe, here, engine, vllm_command)
     extra = extra_flags(recipe)
     check_extra(extra, accepted)

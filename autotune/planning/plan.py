@@ -14,7 +14,7 @@ from autotune.load.workloads import Workload, workload_fingerprint
 from autotune.node.defaults import resolve
 from autotune.node.probe import GpuProbe
 from autotune.recipe import LoadChoice, Recipe
-from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, PickRule, Slo, Value
+from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, Objective, PickRule, Slo, Value
 from autotune.search.generate import GeneratedSpace
 from autotune.search.need import Traffic
 from autotune.search.rules import RuleContext
@@ -169,6 +169,7 @@ class StudyPlan:
     def identity(self) -> dict[str, str]:
         """What makes results comparable; a study of the same name must agree on all of it."""
         load = self.recipe.load
+        goodput = self.recipe.objective is Objective.GOODPUT
         return {
             "model": self.recipe.model,
             "workload": f"{self.workload.name} ({workload_fingerprint(self.workload)})",
@@ -177,6 +178,8 @@ class StudyPlan:
             "vllm_version": self.vllm_version or "unknown",
             "load": "auto" if load == LoadChoice() else f"{load.concurrency}, {load.rate_rps}, {load.requests}",
             "fixed flags": " ".join(f"{k}={v}" for k, v in (*self.fixed, *self.extra)) or "none",
+            # A throughput says the same whatever the SLO; a goodput is of its own.
+            "objective": f"goodput within {self.slo}" if goodput else str(self.recipe.objective),
         }
 
 

@@ -12,7 +12,7 @@ from autotune.report.view import StudyView
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """A spreadsheet runs a cell that opens with one of these."""
 
-_FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s")
+_FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s", "goodput_rps_per_gpu")
 
 
 def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
@@ -46,7 +46,7 @@ def _facts(view: StudyView, trial: Trial) -> list[Value]:
         trial.gpus,
         trial.config.hash,
     ]
-    for figure in (trial.output_tok_s, trial.output_tok_s_per_gpu, trial.ttft_p95_s):
+    for figure in (trial.output_tok_s, trial.output_tok_s_per_gpu, trial.ttft_p95_s, trial.goodput_rps_per_gpu):
         row += _bounds(figure)
     return [*row, " ".join(caveat.code for caveat in trial.caveats) or None]
 

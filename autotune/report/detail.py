@@ -7,13 +7,24 @@ from rich.text import Text
 
 from autotune.advice import Advice
 from autotune.bottleneck import Verdict
-from autotune.records import ArrivalCheck, Failure, Latency, LevelRole, Measurement, ServerFacts, Trial, TrialResult
+from autotune.records import (
+    ArrivalCheck,
+    Failure,
+    Goodput,
+    Latency,
+    LevelRole,
+    Measurement,
+    ServerFacts,
+    Trial,
+    TrialResult,
+)
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
 from autotune.report.view import StudyView
 from autotune.report.wording import (
     MISSING,
+    brief_requests,
     ending,
     latency,
     number,
@@ -100,9 +111,20 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     add(table, "settings", Text("\n".join(settings(trial.config)) or "vLLM's defaults"))
     add(table, "GPUs", str(trial.gpus))
     add(table, f"throughput{mark}", f"{rate(trial.output_tok_s)} tok/s, per GPU {rate(trial.output_tok_s_per_gpu)}")
+    if trial.result is not None and trial.result.goodput is not None:
+        add(table, f"goodput{mark}", _goodput(trial, trial.result.goodput))
     add(table, f"TTFT p95{mark}", latency(trial.ttft_p95_s))
     add(table, "log", Text(printable(log_path) if log_path else MISSING))
     return titled(f"Trial {trial.number}{mark}", table)
+
+
+def _goodput(trial: Trial, found: Goodput) -> str:
+    per_gpu = brief_requests(trial.goodput_rps_per_gpu)
+    least = "at least " if found.is_open else ""
+    effort = f"{found.levels} levels, {seconds(found.seconds)}"
+    if found.rate_rps is None:
+        return f"no rate within {found.slo} ({effort})"
+    return f"{least}{brief_requests(found.rate_rps)} requests/s, per GPU {per_gpu}, within {found.slo} ({effort})"
 
 
 def _limits(found: tuple[Verdict, ...], remedies: tuple[Advice, ...], mark: str) -> Group:

@@ -167,7 +167,7 @@ def _draw(view: StudyView, theme: Theme) -> Figure:
 
 def _scales(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme) -> None:
     bounds = [bound for point in measured for bound in _bounds(point.ttft_p95_s)]
-    limit_s = view.slo.ttft_p95_s if view.slo else None
+    limit_s = _ttft_limit_s(view)
     if limit_s is not None:
         bounds.append(limit_s)
     low, high = min(bounds), max(bounds)
@@ -185,11 +185,19 @@ def _scales(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme
     axes.set_axisbelow(True)
     axes.tick_params(length=0)
     axes.set_xlabel("TTFT p95 (log scale; left is better)", labelpad=8)
-    axes.set_ylabel("output tokens/s per GPU (up is better)", labelpad=8)
+    goodput = any(point.goodput_rps_per_gpu is not None for point in measured)
+    where = " at the highest rate within the SLO" if goodput else ""
+    axes.set_ylabel(f"output tokens/s per GPU{where} (up is better)", labelpad=8)
+
+
+def _ttft_limit_s(view: StudyView) -> float | None:
+    """Where the limit stands on the TTFT axis; a goodput met it at another rate than that of the axis."""
+    searched = any(trial.result is not None and trial.result.goodput is not None for trial in view.trials)
+    return view.slo.ttft_p95_s if view.slo and not searched else None
 
 
 def _limit(axes: Axes, view: StudyView, theme: Theme) -> None:
-    limit_s = view.slo.ttft_p95_s if view.slo else None
+    limit_s = _ttft_limit_s(view)
     if limit_s is None:
         return
     label = f"SLO {Slo.of(ttft_p95=limit_s)}"

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from autotune.records import Caveat, Estimate, Latency, LevelUse, Measurement, Outcome, ServerDelta, ServerFacts, Trial
+from autotune.records import (
+    Caveat,
+    Estimate,
+    Goodput,
+    Latency,
+    LevelUse,
+    Measurement,
+    Outcome,
+    ServerDelta,
+    ServerFacts,
+    Trial,
+)
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
 
@@ -44,7 +55,10 @@ def study_document(view: StudyView) -> dict[str, Any]:
 
 
 def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
-    """One trial. `output_tok_s` is of the throughput level and the node total, `ttft_p95_s` of the Poisson level."""
+    """One trial. `output_tok_s` is of the throughput level and the node total, `ttft_p95_s` of the Poisson level.
+
+    `goodput_rps_per_gpu` is null unless it is the study's objective.
+    """
     result = trial.result
     return {
         "number": trial.number,
@@ -98,8 +112,22 @@ def show_document(
             for advice in view.remedies(trial)
         ],
         "resolved": facts_document(result.facts) if result and result.facts else None,
+        "goodput": _goodput(result.goodput) if result and result.goodput else None,
         "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
         "levels": [level_document(level) for level in result.measurements] if result else [],
+    }
+
+
+def _goodput(found: Goodput) -> dict[str, Any]:
+    """What the search for a goodput found, of the whole config; `open`: every rate that was tried meets the SLO."""
+    return {
+        "slo": str(found.slo),
+        "end": str(found.end),
+        "open": found.is_open,
+        **_figure("rate_rps", found.rate_rps),
+        **_figure("output_tok_s", found.output_tok_s),
+        "levels": found.levels,
+        "seconds": found.seconds,
     }
 
 
@@ -140,6 +168,7 @@ def _figures(shown: Figures) -> dict[str, Any]:
         **_figure("output_tok_s", shown.output_tok_s),
         **_figure("output_tok_s_per_gpu", shown.output_tok_s_per_gpu),
         **_figure("ttft_p95_s", shown.ttft_p95_s),
+        **_figure("goodput_rps_per_gpu", shown.goodput_rps_per_gpu),
     }
 
 

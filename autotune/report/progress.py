@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.records import Outcome, Phase, Trial
-from autotune.report.wording import brief_latency, brief_rate, ending, printable, seconds
+from autotune.report.wording import brief_latency, brief_rate, brief_requests, ending, printable, seconds
 
 BEST_SHOWN = 3
 
@@ -223,9 +223,7 @@ def _position(state: Progress) -> str:
 def best_lines(state: Progress) -> tuple[str, ...]:
     """The front so far, short: most throughput first."""
     mark = " (simulated)" if state.simulated else ""
-    ranked = sorted(
-        state.front, key=lambda trial: -(trial.output_tok_s_per_gpu.value if trial.output_tok_s_per_gpu else 0)
-    )
+    ranked = sorted(state.front, key=lambda trial: -(trial.objectives[0].value if trial.objectives else 0))
     lines = [f"trial {trial.number}: {figures(trial)}{mark or _mark(trial)}" for trial in ranked[:BEST_SHOWN]]
     if len(ranked) > BEST_SHOWN:
         lines.append(f"and {len(ranked) - BEST_SHOWN} more")
@@ -234,7 +232,11 @@ def best_lines(state: Progress) -> tuple[str, ...]:
 
 def figures(trial: Trial) -> str:
     """Both objectives of a trial."""
-    return f"{brief_rate(trial.output_tok_s_per_gpu)} tok/s per GPU, TTFT p95 {brief_latency(trial.ttft_p95_s)}"
+    rate = trial.goodput_rps_per_gpu
+    goodput = "" if rate is None else f"goodput {brief_requests(rate)} requests/s, "
+    return (
+        f"{goodput}{brief_rate(trial.output_tok_s_per_gpu)} tok/s per GPU, TTFT p95 {brief_latency(trial.ttft_p95_s)}"
+    )
 
 
 def _mark(trial: Trial) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -16,6 +16,7 @@ from autotune.report.wording import (
     MISSING,
     brief_latency,
     brief_rate,
+    brief_requests,
     changes,
     ending,
     gain,
@@ -25,7 +26,10 @@ from autotune.report.wording import (
     settings,
 )
 
-_FIGURES = {"trial", "GPUs", "runs", "tok/s per GPU", "tok/s", "TTFT p95"}
+GOODPUT = "goodput/s per GPU"
+"""Requests/s at the highest rate within the SLO."""
+
+_FIGURES = {"trial", "GPUs", "runs", GOODPUT, "tok/s per GPU", "tok/s", "TTFT p95"}
 _COUNTS = {"trials", "measured", "infeasible", "elapsed", "pid"}
 EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
 """KV cache types that keep what the model computes."""
@@ -72,15 +76,17 @@ def front_table(view: StudyView) -> RenderableType:
     total = any(trial.gpus > 1 for trial in shown)
     repeated = any(view.joined(trial).runs > 1 for trial in shown)
     common = _common(view, shown)
+    goodput = _searched(shown)
     table = _table(
-        *("trial", "GPUs", *(["runs"] if repeated else []), "tok/s per GPU", *(["tok/s"] if total else [])),
-        *("TTFT p95", "", "settings"),
+        *("trial", "GPUs", *(["runs"] if repeated else []), *([GOODPUT] if goodput else []), "tok/s per GPU"),
+        *(*(["tok/s"] if total else []), "TTFT p95", "", "settings"),
     )
     for trial in shown:
         means = view.joined(trial)
         add(
             table,
             *(str(trial.number), str(trial.gpus), *([str(means.runs)] if repeated else [])),
+            *([brief_requests(means.goodput_rps_per_gpu)] if goodput else []),
             *(brief_rate(means.output_tok_s_per_gpu), *([brief_rate(means.output_tok_s)] if total else [])),
             *(brief_latency(means.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
             style="bold" if view.pick and view.pick.number == trial.number else None,
@@ -93,11 +99,15 @@ def trials_table(view: StudyView) -> RenderableType:
     if not view.trials:
         return Text("No trial has run yet.\n")
     common = _common(view, view.trials)
-    table = _table("trial", "outcome", "GPUs", "tok/s per GPU", "TTFT p95", "", "settings")
+    goodput = _searched(view.trials)
+    heads = ("trial", "outcome", "GPUs", *([GOODPUT] if goodput else []), "tok/s per GPU", "TTFT p95", "", "settings")
+    table = _table(*heads)
     for trial in view.trials:
         add(
             table,
-            *(str(trial.number), ending(trial), str(trial.gpus), brief_rate(trial.output_tok_s_per_gpu)),
+            *(str(trial.number), ending(trial), str(trial.gpus)),
+            *([brief_requests(trial.goodput_rps_per_gpu)] if goodput else []),
+            brief_rate(trial.output_tok_s_per_gpu),
             *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
         )
     return titled("Trials" + _mark(view), _with_common(table, common))
@@ -120,8 +130,9 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
     text.append(f"Pick: trial {pick.number}", style="bold green")
     text.append(f" ({pick.rule}): {printable(pick.reason)}\n")
     if pick.throughput_gain is not None or pick.ttft_gain is not None:
+        what = "goodput" if _searched([trial]) else "throughput"
         text.append(
-            f"Against the baseline{_mark(view)}: throughput per GPU {gain(pick.throughput_gain)}, "
+            f"Against the baseline{_mark(view)}: {what} per GPU {gain(pick.throughput_gain)}, "
             f"TTFT p95 {gain(pick.ttft_gain)}\n"
         )
     return [text]
@@ -136,6 +147,11 @@ def _why_no_pick(view: StudyView) -> str:
     if view.slo is None:
         return "no trial of the front qualifies."
     nearest = view.front_trials[0]
+    if len(view.slo.limits) > 1 or view.slo.ttft_p95_s is None:
+        return (
+            f"no trial is sure to meet all of {view.slo} (the upper bound of each figure counts); the lowest p95 TTFT "
+            f"has trial {nearest.number} with {brief_latency(view.joined(nearest).ttft_p95_s)}."
+        )
     return (
         f"no trial is sure to meet {view.slo} (the upper bound of its p95 TTFT counts); the nearest is trial "
         f"{nearest.number} with {brief_latency(view.joined(nearest).ttft_p95_s)}."
@@ -228,6 +244,11 @@ def _table(*heads: str) -> Table:
     for head in heads:
         column(table, head, right=head in _NUMERIC, whole=head == "study")
     return table
+
+
+def _searched(trials: Iterable[Trial]) -> bool:
+    """Whether the study's objective is the goodput."""
+    return any(trial.result is not None and trial.result.goodput is not None for trial in trials)
 
 
 def _mark(view: StudyView) -> str:

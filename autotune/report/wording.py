@@ -51,6 +51,11 @@ def brief_rate(figure: Estimate | None) -> str:
     return MISSING if figure is None else f"{figure.value:,.0f}{_wider_side(figure)}"
 
 
+def brief_requests(figure: Estimate | None) -> str:
+    """`48.7 ±3 %` requests/s, or `-`: on small nodes a config serves less than one."""
+    return MISSING if figure is None else f"{figure.value:,.3g}{_wider_side(figure)}"
+
+
 def brief_latency(figure: Estimate | None) -> str:
     """`412 ms ±15 %`, or `-`."""
     return MISSING if figure is None else f"{format_seconds(figure.value)}{_wider_side(figure)}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.records import PickRule, Slo
+from autotune.errors import InvalidOption
+from autotune.records import Objective, PickRule, Slo
 from autotune.search.objective import parse_slo
 
 
@@ -20,10 +21,29 @@ def asked_slo(spec: Mapping[str, Any], given: str | None) -> Slo | None:
         given: by this command, as text.
 
     Raises:
-        InvalidOption: it cannot be read.
+        InvalidOption: it cannot be read, or the study's goodput was searched under another.
     """
-    text = given or spec.get("slo")
-    return parse_slo(text) if text else None
+    stored = spec.get("slo")
+    text = given or stored
+    slo = parse_slo(text) if text else None
+    if given and asked_objective(spec) is Objective.GOODPUT and stored and slo != parse_slo(stored):
+        raise InvalidOption("--slo", given, f"{stored}, under which this study searched each config's goodput")
+    return slo
+
+
+def asked_objective(spec: Mapping[str, Any]) -> Objective:
+    """What the study maximises; older ones do not say it and had no choice."""
+    return Objective(spec.get("objective", Objective.THROUGHPUT))
+
+
+def asked_limits(spec: Mapping[str, Any], given: str | None) -> Slo | None:
+    """The limits that a sampler is to keep to. A goodput has its SLO inside, so that there are none beside it.
+
+    Raises:
+        InvalidOption: as `asked_slo`.
+    """
+    slo = asked_slo(spec, given)
+    return None if asked_objective(spec) is Objective.GOODPUT else slo
 
 
 def asked_rule(spec: Mapping[str, Any], given: PickRule | None) -> PickRule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,8 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.records import Config, Outcome, Trial, Value
-from autotune.search.objective import points
+from autotune.records import Config, Outcome, Slo, Trial, Value
+from autotune.search.objective import Point, points, violations
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.candidates import Candidates
 from autotune.search.prior.expectation import Prior, Proposal, Reason
@@ -51,12 +51,16 @@ _DIRECTIONS = (StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lesson:
-    """One config that the sampler is told about: values None for one that is running or was abandoned."""
+    """One config that the sampler is told about: values None for one that is running or was abandoned.
+
+    Attributes:
+        violations: of each constraint, above 0 where it is not kept; all at most 0 for a good config.
+    """
 
     config: Config
     state: TrialState
     values: tuple[float, float] | None
-    violation: float | None
+    violations: Mapping[str, float] | None
 
 
 class Proposer:
@@ -71,12 +75,14 @@ class Proposer:
         *,
         configs: Iterable[Config] | None = None,
         complete: Callable[[Config], Config] = lambda config: config,
+        limits: Slo | None = None,
     ) -> None:
         """Args:
             sampler_name: one of `SAMPLERS`.
             prior: what is believed before any trial; only the sampler `prior` asks it, and does without.
             configs: those of the space that the rules allow, for the same sampler; the whole space where not given.
             complete: fills in what vLLM takes for parameters that a config lacks, so that the baseline teaches.
+            limits: what a config has to keep to; each is a constraint of its own for Optuna's samplers.
 
         Raises:
             InvalidOption: an unknown sampler, or one whose libraries are missing.
@@ -85,6 +91,7 @@ class Proposer:
         self.sampler_name = check_sampler(sampler_name)
         self.seed = seed
         self._prior, self._given, self._complete = prior, configs, complete
+        self._limits = limits
         self._candidates: Candidates | None = None
         self._dials = tuple(Dial.of(parameter) for parameter in space.parameters)
         self._names = {parameter.name for parameter in space.parameters}
@@ -196,24 +203,38 @@ class Proposer:
                 continue
             if trial.config.hash in measured:
                 values = measured[trial.config.hash].logs
-                lesson = _Lesson(config=config, state=TrialState.COMPLETE, values=values, violation=0.0)
+                kept = {_CONSTRAINT: 0.0, **self._violations(measured[trial.config.hash], history)}
+                lesson = _Lesson(config=config, state=TrialState.COMPLETE, values=values, violations=kept)
                 good.append((trial.number, lesson))
             elif trial.result is None:
                 good.append(
-                    (trial.number, _Lesson(config=config, state=TrialState.RUNNING, values=None, violation=None))
+                    (trial.number, _Lesson(config=config, state=TrialState.RUNNING, values=None, violations=None))
                 )
             elif trial.result.outcome is Outcome.ABANDONED:
                 good.append(
-                    (trial.number, _Lesson(config=config, state=TrialState.PRUNED, values=None, violation=None))
+                    (trial.number, _Lesson(config=config, state=TrialState.PRUNED, values=None, violations=None))
                 )
             elif trial.result.outcome is Outcome.INFEASIBLE:
-                bad.append((trial.number, _infeasible(config, worst)))
+                bad.append((trial.number, self._infeasible(config, worst)))
             else:
                 continue
             told.add(key)
         complete = sum(1 for _, lesson in good if lesson.state is TrialState.COMPLETE)
         bad = bad[-MAX_INFEASIBLE_PER_MEASURED * complete :] if complete else []
         return [lesson for _, lesson in sorted([*good, *bad], key=lambda pair: pair[0])]
+
+    @property
+    def _cannot_start(self) -> dict[str, float]:
+        """Constraints of a config without figures: the Gaussian process wants all of them, and 0 takes no side."""
+        limits = self._limits.limits if self._limits else ()
+        return {_CONSTRAINT: 1.0, **{limit.metric.value: 0.0 for limit in limits}}
+
+    def _infeasible(self, config: Config, worst: tuple[float, float]) -> _Lesson:
+        """A config that cannot start, with values for samplers that do not look at constraints."""
+        return _Lesson(config=config, state=TrialState.COMPLETE, values=worst, violations=self._cannot_start)
+
+    def _violations(self, point: Point, history: Sequence[Trial]) -> dict[str, float]:
+        return {} if self._limits is None else violations(point, history, self._limits)
 
     def _worst(self, history: Sequence[Trial]) -> tuple[float, float]:
         """Log objectives for infeasible configs: worse than the baseline, and never seen outside this study."""
@@ -249,7 +270,7 @@ class Proposer:
         startup = _within(STARTUP, budget, 4)
         learning = sum(1 for lesson in lessons if lesson.state is not TrialState.RUNNING) >= startup
         # Without one measured trial a model would call the first infeasible config good, for want of a better one.
-        some_good = any(lesson.violation == 0.0 for lesson in lessons)
+        some_good = any(lesson.violations and lesson.violations[_CONSTRAINT] == 0.0 for lesson in lessons)
         sampler = make_sampler(
             self.sampler_name if some_good else "random",
             seed=derived_seed(self.seed, number),
@@ -269,7 +290,8 @@ class Proposer:
             if self._key(config) in tried or not learning:
                 # A config that was tried stays RUNNING here, which makes TPE look elsewhere for the next one.
                 continue
-            trial.set_constraint(_CONSTRAINT, 1.0)
+            for name, violation in self._cannot_start.items():
+                trial.set_constraint(name, violation)
             study.tell(trial, worst)
         return None
 
@@ -306,7 +328,7 @@ class Proposer:
             values=lesson.values,
             params={dial.parameter.name: dial.index(config[dial.parameter.name]) for dial in active},
             distributions={dial.parameter.name: dial.distribution for dial in active},
-            constraints=None if lesson.violation is None else {_CONSTRAINT: lesson.violation},
+            constraints=None if lesson.violations is None else dict(lesson.violations),
         )
 
     # Without a model
@@ -330,10 +352,6 @@ class Proposer:
         if self._listed is None:
             self._listed = shuffled(self.space, self.seed)
         return self._listed
-
-
-def _infeasible(config: Config, worst: tuple[float, float]) -> _Lesson:
-    return _Lesson(config=config, state=TrialState.COMPLETE, values=worst, violation=1.0)
 
 
 def _within(bounds: tuple[int, int], budget: int | None, parts: int) -> int:

@@ -71,6 +71,10 @@ def study_record(row: StudyRow) -> StudyRecord:
     )
 
 
+_IMPLIED = {"objective": "throughput"}
+"""What studies that were made before a key was kept had asked."""
+
+
 def differences(stored: StudySpec, wanted: StudySpec) -> tuple[tuple[str, str, str], ...]:
     """What makes `wanted` another question than `stored`: (what, stored value, wanted value), in a stable order."""
     pairs = [
@@ -81,7 +85,9 @@ def differences(stored: StudySpec, wanted: StudySpec) -> tuple[tuple[str, str, s
     ]
     # Keys in the order of the stored study, then those that only the new command has.
     keys = [*stored.identity, *(key for key in wanted.identity if key not in stored.identity)]
-    pairs += [(key, stored.identity.get(key, "nothing"), wanted.identity.get(key, "nothing")) for key in keys]
+    for key in keys:
+        implied = _IMPLIED.get(key, "nothing")
+        pairs.append((key, stored.identity.get(key, implied), wanted.identity.get(key, implied)))
     return tuple(pair for pair in pairs if pair[1] != pair[2])
 
 

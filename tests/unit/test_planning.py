@@ -13,7 +13,7 @@ from autotune.engine.flags import AcceptedFlags, FlagSpec
 from autotune.errors import InvalidOption, NoFeasibleConfig, UnknownName, VllmCommandError
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
-from autotune.records import Config, EngineKind, LoadPlan
+from autotune.records import Config, EngineKind, LoadPlan, Objective
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SPACE = """
@@ -194,10 +194,20 @@ def test_starting_points_of_a_study_file_are_checked(here: Surroundings, space: 
 
 def test_identity_names_all_that_makes_results_comparable(here: Surroundings) -> None:
     plan = plan_of(here)
-    assert set(plan.identity) == {"model", "workload", "space", "node", "vllm_version", "load", "fixed flags"}
+    kept = {"model", "workload", "space", "node", "vllm_version", "load", "fixed flags", "objective"}
+    assert set(plan.identity) == kept
     assert json.dumps(plan.identity)
     longer = replace(plan.recipe, load=LoadChoice(rate_rps=3.0))
     assert make_plan(longer, here).identity != plan.identity
+
+
+def test_a_goodput_needs_an_slo_and_is_comparable_under_that_alone(here: Surroundings) -> None:
+    with pytest.raises(InvalidOption, match="--objective"):
+        plan_of(here, objective=Objective.GOODPUT)
+    one = plan_of(here, objective=Objective.GOODPUT, slo="error_rate<=0,ttft_p95<=0.5s").identity["objective"]
+    assert one == "goodput within ttft_p95<=500ms,error_rate<=0"
+    assert plan_of(here, objective=Objective.GOODPUT, slo="1s").identity["objective"] != one
+    assert plan_of(here, slo="1s").identity == plan_of(here).identity
 
 
 def test_a_load_that_the_operator_fixed_needs_no_ramp(here: Surroundings) -> None:

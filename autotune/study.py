@@ -381,14 +381,14 @@ def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -
     return replace(result, outcome=Outcome.INFEASIBLE) if same else result
 
 
-def _describe_load(load: LoadPlan) -> str:
-    capacity = (
 def _carried_its_load(result: TrialResult) -> bool:
     """Whether a trial that found the load was driven with it to the end, if only to meet the SLO at no rate."""
     missed = result.failure is not None and result.failure.kind is FailureClass.SLO_MISSED
     return result.outcome is Outcome.MEASURED or missed
 
 
+def _describe_load(load: LoadPlan) -> str:
+    capacity = (
         "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.2f} requests/s per GPU)"
     )
     return (

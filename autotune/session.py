@@ -26,6 +26,7 @@ from autotune.load.tokenizing import find_tokenizer
 from autotune.node.probe import GpuProbe
 from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
+from autotune.planning.stored import kept_of
 from autotune.planning.weights import weights_wanted
 from autotune.records import ClockKind, EngineKind
 from autotune.search.asked import asked_limits, asked_rule
@@ -150,6 +151,7 @@ def spec_of(plan: StudyPlan) -> StudySpec:
             "pick_rule": asked_rule({}, plan.pick_rule).value,
             "sampler": recipe.sampler,
             "baseline_changes": list(plan.baseline_changes),
+            **kept_of(plan),
         },
     )
 

@@ -36,7 +36,9 @@ from autotune.records import (
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
+from autotune.search.prior.expectation import Reason
 from autotune.search.proposer import Proposer
+from autotune.search.reasons import why_line
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -130,11 +132,17 @@ class StudyRun:
         """What is launched next, and why; None when nothing untried is left."""
         trials = self._trials()
         if not trials:
-            return self.plan.baseline, Origin.BASELINE, "the baseline: everything else is measured against it"
+            return (
+                self.plan.baseline,
+                Origin.BASELINE,
+                why_line(Reason.BASELINE, "everything else is measured against it"),
+            )
         tried = {self.plan.effective(trial.config) for trial in trials}
-        for config in tried_first(self.plan):
+        for place, config in enumerate(tried_first(self.plan)):
             if self.plan.effective(config) not in tried:
-                return config, Origin.ENQUEUED, "asked for by the study, or what the guide tries first on such a node"
+                asked = place < len(self.plan.recipe.starting_points)
+                text = "asked for by the study" if asked else "what the guide tries first for this model on this node"
+                return config, Origin.ENQUEUED, why_line(Reason.RECIPE, text)
         learnt = lessons(trials, self.plan.setting)
         self._inform()
         proposed = self.proposer.proposal(
@@ -147,7 +155,7 @@ class StudyRun:
         )
         if proposed is None:
             return None
-        return self.plan.complete(proposed.config), Origin.SAMPLER, proposed.why
+        return self.plan.complete(proposed.config), Origin.SAMPLER, why_line(proposed.reason, proposed.why)
 
     def _inform(self) -> None:
         """Give the sampler its prior, which depends on the load: once, when that has been found."""

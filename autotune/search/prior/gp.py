@@ -132,6 +132,15 @@ class Gp:
         variance = prior - np.einsum("ij,ij->j", half, half)
         return means.astype(np.float64), np.sqrt(np.maximum(variance, 1e-4 * prior))
 
+    def joint(self, points: Points) -> tuple[Floats, Floats]:
+        """Means, shape (n,), and covariance of the noiseless values, shape (n, n): for differences between points."""
+        covariance = self._kernel(points, points)
+        if not len(self._points):
+            return np.zeros(len(points)), covariance
+        across = self._kernel(self._points, points)
+        half = self._inverse @ across
+        return self._alpha @ across, covariance - half.T @ half
+
     def _kernel(self, one: Points, other: Points, kind: type = np.float64) -> Floats:
         b = self._belief
         left: Floats = (one.at / self._scales).astype(kind)

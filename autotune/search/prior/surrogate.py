@@ -52,6 +52,11 @@ class Surrogate:
         means, sds = self.gp.predict(self._points(at, believed))
         return means + (believed if self.trusted else self.level), sds
 
+    def joint(self, at: Floats, believed: Floats) -> tuple[Floats, Floats]:
+        """As `predict`, with the covariance, shape (n, n), in place of standard deviations."""
+        means, covariance = self.gp.joint(self._points(at, believed))
+        return means + (believed if self.trusted else self.level), covariance
+
     def with_fantasies(self, at: Floats, believed: Floats, sd: float) -> Surrogate:
         """As if its own means had been measured there."""
         return Surrogate(self.gp.with_fantasies(self._points(at, believed), sd), self.trusted, self.level)

@@ -33,6 +33,7 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
+from autotune.search.again import Again, lacking, next_again, seed_of
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
@@ -51,10 +52,6 @@ REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
 """Before a trial is launched again; doubled each time, because what spoils an attempt (a busy GPU) often passes."""
-
-
-PICKS_REPEATED = 3
-"""Picks that are launched again, each as often as the recipe says, before the last one has to stand."""
 
 
 class StudyObserver(Protocol):
@@ -175,24 +172,22 @@ class StudyRun:
         return sum(trial.counted for trial in self._trials())
 
     async def _repeat(self) -> None:
-        """Launch the baseline and the pick again, to see drift and noise.
+        """Launch baseline, pick and those that may belong on the front again, until both are sure or often enough.
 
-        A repeat can change the pick; the new one is repeated as well, a few times at most, so that no pick rests on one
-        lucky launch.
+        A repeat can change the pick; the new one is repeated as well, on fresh seeds at last, so that no pick rests on
+        one lucky launch.
         """
-        for _ in range(self.plan.recipe.repeats * PICKS_REPEATED):
-            lacking = self._lacking(self._trials())
-            if not lacking:
+        while (again := self._again()) is not None:
+            if not self._time_for(1):
+                self.observer.note("no time to launch baseline and pick again as often as asked")
                 return
-            for original, _lacks in lacking:
-                if not self._time_for(1):
-                    self.observer.note("no time to launch baseline and pick again as often as asked")
-                    return
-                why = f"trial {original.number} again, to see noise and drift"
-                await self._perform(original.config, Origin.REPEAT, why, repeat_of=original.number)
+            origin = Origin.VALIDATION if again.fresh else Origin.REPEAT
+            why = why_line(Reason.REPEAT, again.why)
+            await self._perform(again.original.config, origin, why, repeat_of=again.original.number)
 
-    def _lacking(self, trials: Sequence[Trial]) -> tuple[tuple[Trial, int], ...]:
-        """Of baseline and pick those that were not launched again often enough, with how many launches they lack."""
+    def _again(self) -> Again | None:
+        """The next launch again; where time is short, of baseline and pick only."""
+        trials, repeats = self._trials(), self.plan.recipe.repeats
         chosen = self._pick(trials)
         return next_again(
             trials,
@@ -202,12 +197,11 @@ class StudyRun:
             slo=self.slo,
             spare=self._time_for(1 + lacking(trials, chosen, repeats)),
         )
-        return tuple((trial, count) for trial, count in lacks if count > 0)
 
     def _repeats_left(self) -> int:
         trials = self._trials()
         running = sum(1 for trial in trials if trial.repeat_of is not None and trial.result is None)
-        return running + sum(count for _, count in self._lacking(trials))
+        return running + lacking(trials, self._pick(trials), self.plan.recipe.repeats)
 
     def _time_for(self, launches: int) -> bool:
         return self.time.fits(self.clock() - self.began_s, launches)
@@ -309,7 +303,7 @@ class StudyRun:
             load=load,
             fixed_load=self.plan.fixed_load,
             gpus=max(1, trial.gpus),
-            seed=recipe.seed,
+            seed=seed_of(self._trials(), trial, recipe.seed),
             level_deadline_s=recipe.level_deadline_s,
             slo=self.slo,
             objective=recipe.objective,

@@ -15,12 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.records import Pick, PickRule, Slo, Trial
+from autotune.records import Origin, Pick, PickRule, Slo, Trial
 from autotune.search.stability import CANDIDATE, Assessment, Standing, assess
 
 CONFIGS_AGAIN = 4
 CANDIDATES_AGAIN = CONFIGS_AGAIN - 1
 """The pick among them; one more is left for a pick that nobody thought of."""
+
+
+_FRESH = 0x9E37_79B1
+"""Between the seeds of a study and of its validations: without pattern, so that small seeds do not meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +63,32 @@ def next_again(
     base = next((trial for trial in trials if trial.number == 0 and trial.measured), None)
     if base is not None and _launched(trials, base) == 0:
         return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
-    if spare:
+    # A baseline that was launched more than once again has had its last launch: the study is over but for the pick.
+    over = repeats > 1 and base is not None and not _lacks(trials, base, repeats)
+    if spare and not over:
         found = _least_sure(trials, assess(trials, pick, rule=rule, slo=slo), repeats)
         if found is not None:
             return found
     chosen = _picked(trials, pick)
-    if chosen is not None and chosen is not base and _lacks(trials, chosen, repeats):
-        others = _configs_again(trials) - {chosen.number}
-        if len(others) < CONFIGS_AGAIN:
-            return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again")
+    if chosen is not None and chosen is not base and _may_launch(trials, chosen, repeats):
+        return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again")
     if base is not None and _lacks(trials, base, repeats):
         return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
     return None
+
+
+def seed_of(trials: Sequence[Trial], trial: Trial, study_seed: int) -> int:
+    """What prompts and arrivals of `trial` are seeded with: the study's, or for its n-th validation the n-th other one.
+
+    Configs that are validated for the first time have the same arrivals, so that they can be compared.
+    """
+    if trial.origin is not Origin.VALIDATION:
+        return study_seed
+    before = sum(
+        other.origin is Origin.VALIDATION and other.repeat_of == trial.repeat_of and other.number < trial.number
+        for other in trials
+    )
+    return (study_seed + (1 + before) * _FRESH) % 2**32
 
 
 def lacking(trials: Sequence[Trial], pick: Pick | None, repeats: int) -> int:
@@ -83,12 +101,13 @@ def lacking(trials: Sequence[Trial], pick: Pick | None, repeats: int) -> int:
 def _least_sure(trials: Sequence[Trial], found: Assessment, repeats: int) -> Again | None:
     if found.is_stable:
         return None
-    again = _configs_again(trials) | ({found.pick} if found.pick is not None else set())
+    again = _configs_again(trials)
+    with_pick = again | ({found.pick} if found.pick is not None else set())
     asked = []
     for standing in found.standings:
         doubt = _doubt(standing, found)
         trial = next(trial for trial in trials if trial.number == standing.number)
-        room = trial.number in again or len(again) < CANDIDATES_AGAIN
+        room = trial.number in again or len(with_pick | {trial.number}) <= CANDIDATES_AGAIN
         if doubt > 0 and trial.number != 0 and room and _lacks(trials, trial, repeats):
             asked.append((-doubt, trial.number, trial, standing))
     if not asked:
@@ -127,6 +146,10 @@ def _launched(trials: Sequence[Trial], original: Trial) -> int:
 
 def _lacks(trials: Sequence[Trial], original: Trial, repeats: int) -> bool:
     return _launched(trials, original) < repeats
+
+
+def _may_launch(trials: Sequence[Trial], chosen: Trial, repeats: int) -> bool:
+    return _lacks(trials, chosen, repeats) and len(_configs_again(trials) | {chosen.number}) <= CONFIGS_AGAIN
 
 
 def _configs_again(trials: Sequence[Trial]) -> set[int]:

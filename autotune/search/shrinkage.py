@@ -46,7 +46,8 @@ def shrunken(values: Sequence[float], variances: Sequence[float]) -> tuple[Shrun
     if len(values) == 1:  # nothing to be compared with
         return (Shrunken(mean=values[0], sd=float(variances[0]) ** 0.5),)
     part = float(np.median(v)) * NARROWEST**2
-    centres = np.union1d(y, np.linspace(y.min(), y.max(), GRID))
+    # Equal figures stay several centres: what starts with which weight does not depend on rounding.
+    centres = np.concatenate([y[:, 0], np.linspace(y.min(), y.max(), GRID)])
     # The largest of each row is taken off before the exponential: a config far from all centres but its own is no 0/0.
     fit = -((y - centres) ** 2) / (2 * (v + part)) - 0.5 * np.log(v + part)
     likelihood = np.exp(fit - fit.max(axis=1, keepdims=True))
@@ -58,5 +59,9 @@ def shrunken(values: Sequence[float], variances: Sequence[float]) -> tuple[Shrun
     trust = part / (v + part)
     means = centres + trust * (y - centres)
     mean = (belongs * means).sum(axis=1)
-    variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0]
+    # A part that few configs share is itself not known better than they are: alone, a config keeps all of its noise.
+    overlap = belongs @ belongs.T
+    sharers = np.minimum(1.0, overlap / np.diag(overlap)[:, None]).sum(axis=1)
+    unknown = ((1 - trust) ** 2 * (v + part))[:, 0] / sharers
+    variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0] + unknown
     return tuple(Shrunken(mean=float(m), sd=float(s) ** 0.5) for m, s in zip(mean, variance, strict=True))

@@ -8,7 +8,7 @@ that the same history gives the same answer, and a further trial leaves the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotune.records import Estimate, Pick, PickRule, Slo, Trial
 from autotune.search.drift import Drift, baseline_drift, undrifted
-from autotune.search.noise import Difference, RunNoise, difference, mean_variance, run_noise
+from autotune.search.noise import RunNoise, difference, mean_variance, run_noise
 from autotune.search.objective import Point, limited, points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, front
 from autotune.search.shrinkage import Shrunken, shrunken
@@ -45,8 +45,10 @@ class Standing:
         launches: measured ones.
         on_front: by the means of its launches.
         front_probability, pick_probability: 0..1.
-        tied_with: candidates (by number) that differ from it by less than the interval of the difference in both
-            figures; itself a candidate or not.
+        tied_with: of a candidate: others, by number, that differ from it by less than the interval of the difference
+            in both figures.
+        beaten_by: of a candidate: others that are better in one figure by more than that, and not worse in the other.
+            Its place on the front, if it has one, is within the noise.
         tok_s_per_gpu, ttft_p95_s: what to expect, with 95 % intervals of the config's true mean.
     """
 
@@ -56,6 +58,7 @@ class Standing:
     front_probability: float
     pick_probability: float
     tied_with: tuple[int, ...]
+    beaten_by: tuple[int, ...]
     tok_s_per_gpu: Estimate
     ttft_p95_s: Estimate
 
@@ -66,8 +69,8 @@ class Standing:
 
     @property
     def is_decided(self) -> bool:
-        """Whether it is on the front or not with enough probability."""
-        return not CANDIDATE < self.front_probability < CONFIDENCE
+        """Whether it is on the front or not with enough probability, or at best by as much as the noise."""
+        return bool(self.beaten_by) or not CANDIDATE < self.front_probability < CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,8 @@ def assess(
     on_front = front([point.values for point in found])
     chances = _front_draws(throughput, ttft).mean(axis=0)
     picked = _pick_draws(throughput, ttft, found, trials, rule, slo).mean(axis=0)
-    candidates = [k for k in range(len(found)) if k in on_front or chances[k] >= CANDIDATE or found[k].number == 0]
+    compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
+    against = {k: _against(k, compared, launches, noise) if k in compared else ((), ()) for k in range(len(found))}
     standings = tuple(
         Standing(
             number=point.number,
@@ -140,7 +144,8 @@ def assess(
             on_front=k in on_front,
             front_probability=float(chances[k]),
             pick_probability=float(picked[k]),
-            tied_with=tuple(found[j].number for j in candidates if j != k and _tied(launches[k], launches[j], noise)),
+            tied_with=tuple(found[j].number for j in against[k][0]),
+            beaten_by=tuple(found[j].number for j in against[k][1]),
             tok_s_per_gpu=_estimate(expected[0][k]),
             ttft_p95_s=_estimate(expected[1][k]),
         )
@@ -189,16 +194,23 @@ def _gain(belief: Shrunken, baseline: Sequence[Estimate], run_sd: float) -> Esti
     )
 
 
-def _tied(one: _Launches, other: _Launches, noise: RunNoise) -> bool:
-    return not any(found is not None and found.is_real for found in differences(one, other, noise))
-
-
-def differences(a: _Launches, b: _Launches, noise: RunNoise) -> tuple[Difference | None, Difference | None]:
-    """B's launches against A's in throughput and in p95 TTFT."""
-    return (
-        difference([pair[0] for pair in a], [pair[0] for pair in b], noise.throughput_sd),
-        difference([pair[1] for pair in a], [pair[1] for pair in b], noise.ttft_sd),
-    )
+def _against(
+    k: int, others: Iterable[int], launches: Sequence[_Launches], noise: RunNoise
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which others are tied with a config, and which beat it by more than the noise where they differ by more."""
+    tied, beating = [], []
+    for j in others:
+        throughput, ttft = (
+            difference([pair[axis] for pair in launches[k]], [pair[axis] for pair in launches[j]], sd)
+            for axis, sd in ((0, noise.throughput_sd), (1, noise.ttft_sd))
+        )
+        if j == k or throughput is None or ttft is None:
+            continue
+        if not throughput.is_real and not ttft.is_real:
+            tied.append(j)
+        elif throughput.high >= 1.0 and ttft.low <= 1.0:
+            beating.append(j)
+    return tuple(tied), tuple(beating)
 
 
 def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> tuple[Axis, Axis]:

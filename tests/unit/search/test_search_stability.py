@@ -1,0 +1,299 @@
+"""How sure front and pick are: by hand where noise decides nothing, by simulated studies of known truth elsewhere."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from search_samples import failed, measured
+
+from autotune.records import Config, Origin, Outcome, PickRule, Slo, Trial
+from autotune.search.again import CONFIGS_AGAIN, lacking, next_again, seed_of
+from autotune.search.pareto import front, pick
+from autotune.search.stability import CONFIDENCE, assess
+from autotune.search.validation import ValidationState, validation
+
+Truth = tuple[float, float]
+THROUGHPUT_SD, TTFT_SD = 0.01, 0.10
+
+
+def config(number: int) -> Config:
+    return Config.of({"x": number})
+
+
+def again(number: int, original: int, truth: Truth, *, fresh: bool = False) -> Trial:
+    origin = Origin.VALIDATION if fresh else Origin.REPEAT
+    return replace(measured(number, *truth, config(original)), origin=origin, repeat_of=original)
+
+
+def noisy(truth: Truth, rng: random.Random) -> Truth:
+    return truth[0] * math.exp(rng.gauss(0, THROUGHPUT_SD)), truth[1] * math.exp(rng.gauss(0, TTFT_SD))
+
+
+def searched(truths: Sequence[Truth], rng: random.Random) -> list[Trial]:
+    return [measured(number, *noisy(truth, rng)) for number, truth in enumerate(truths)]
+
+
+def finished(truths: Sequence[Truth], rng: random.Random, repeats: int) -> list[Trial]:
+    """A study with its launches again, as `next_again` asks for them."""
+    trials = searched(truths, rng)
+    while (asked := next_again(trials, pick(trials), repeats)) is not None:
+        original = asked.original.number
+        trials.append(again(len(trials), original, noisy(truths[original], rng), fresh=asked.fresh))
+    return trials
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+def test_what_noise_cannot_change_is_sure() -> None:
+    trials = [measured(0, 1000.0, 1.0), measured(1, 2000.0, 0.2), measured(2, 500.0, 4.0), failed(3, Outcome.FAULTED)]
+    found = assess(trials, pick(trials))
+    assert [(one.number, one.front_probability, one.pick_probability) for one in found.standings] == [
+        (0, 0.0, 0.0),
+        (1, 1.0, 1.0),
+        (2, 0.0, 0.0),
+    ]
+    assert found.is_stable
+    assert found.pick == 1
+    assert not found.tied_with_baseline
+    # Far from the others nothing is taken off: 2.0 and 0.2.
+    assert found.throughput_gain is not None
+    assert found.ttft_gain is not None
+    assert found.throughput_gain.value == pytest.approx(2.0, rel=0.005)
+    assert found.ttft_gain.value == pytest.approx(0.2, rel=0.02)
+
+
+def test_nothing_measured_is_no_standing() -> None:
+    found = assess([failed(0, Outcome.FAULTED)], None)
+    assert (found.standings, found.pick, found.is_stable) == ((), None, False)
+
+
+def test_equal_configs_are_tied_and_share_the_pick() -> None:
+    trials = [measured(0, 500.0, 1.0), measured(1, 1000.0, 0.3), measured(2, 1002.0, 0.301), measured(3, 1200.0, 0.9)]
+    found = assess(trials, pick(trials))
+    one, two = found.standing(1), found.standing(2)
+    assert one is not None
+    assert two is not None
+    assert (one.tied_with, two.tied_with) == ((2,), (1,))
+    assert one.pick_probability + two.pick_probability == pytest.approx(1.0, abs=0.05)
+    assert abs(one.pick_probability - two.pick_probability) < 0.3
+    assert not found.is_stable
+
+
+def test_a_slower_config_with_the_same_latency_is_beaten_whatever_its_luck() -> None:
+    trials = [measured(0, 500.0, 1.0), measured(1, 1000.0, 0.300), measured(2, 800.0, 0.295)]
+    found = assess(trials, pick(trials))
+    two = found.standing(2)
+    assert two is not None
+    assert two.on_front  # by 5 ms, which is noise
+    assert two.beaten_by == (1,)
+    assert two.is_decided
+
+
+def test_a_limit_decides_by_how_far_the_figures_are_from_it() -> None:
+    trials = [measured(0, 500.0, 0.05), measured(1, 1000.0, 0.3), measured(2, 2000.0, 0.46)]
+    slo = Slo.of(ttft_p95=0.5)
+    near = assess(trials, pick(trials, slo=slo), slo=slo)
+    assert near.pick == 2
+    # ln(0.5 / 0.46) = 0.083 of 0.10: 80 % of the draws meet it.
+    chance = near.standing(2)
+    assert chance is not None
+    assert chance.pick_probability == pytest.approx(0.8, abs=0.05)
+    wide = assess(trials, pick(trials, slo=Slo.of(ttft_p95=2.0)), slo=Slo.of(ttft_p95=2.0))
+    assert wide.pick_is_sure
+
+
+@pytest.mark.parametrize("rule", list(PickRule))
+def test_the_same_history_gives_the_same_answer_in_any_order(rule: PickRule) -> None:
+    trials = searched([(1000.0, 0.4), (1010.0, 0.35), (1200.0, 0.5), (1250.0, 0.52)], random.Random(3))
+    chosen = pick(trials, rule=rule)
+    assert assess(trials, chosen, rule=rule) == assess(list(reversed(trials)), chosen, rule=rule)
+
+
+def test_without_a_baseline_the_knee_is_drawn_as_it_is_picked() -> None:
+    trials = [measured(1, 1000.0, 0.1), measured(2, 1900.0, 0.13), measured(3, 2000.0, 1.0)]
+    chosen = pick(trials)
+    found = assess(trials, chosen)
+    assert chosen is not None
+    best = found.standing(chosen.number)
+    assert best is not None
+    assert best.pick_probability > 0.95
+    assert found.throughput_gain is None
+
+
+# --- validation -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pick_is_validated_where_fresh_seeds_do_not_show_it_worse() -> None:
+    trials = [measured(0, 1000.0, 0.5, config(0)), measured(1, 1500.0, 0.4, config(1))]
+    assert validation(trials, 1).state is ValidationState.MISSING
+    assert validation(trials, 0).state is ValidationState.BASELINE
+    assert validation(trials, 7).state is ValidationState.MISSING
+    kept = validation([*trials, again(2, 1, (1480.0, 0.42), fresh=True)], 1)
+    assert (kept.state, kept.launches) == (ValidationState.VALIDATED, (2,))
+    assert kept.throughput is not None
+    assert kept.throughput.ratio == pytest.approx(1480 / 1500)
+    for worse in ((1400.0, 0.4), (1500.0, 0.8)):
+        assert validation([*trials, again(2, 1, worse, fresh=True)], 1).state is ValidationState.WORSE
+    # Launched again under the same seeds proves nothing; nor does a launch that failed.
+    assert validation([*trials, again(2, 1, (1490.0, 0.4))], 1).state is ValidationState.MISSING
+    lost = replace(failed(2, Outcome.FAULTED, config(1)), origin=Origin.VALIDATION, repeat_of=1)
+    assert validation([*trials, lost], 1).state is ValidationState.MISSING
+
+
+# --- which config is launched again ---------------------------------------------------------------------------------
+
+
+def test_the_baseline_is_first_and_last_and_the_pick_ends_on_fresh_seeds() -> None:
+    truths = [(1000.0, 1.0), (2000.0, 0.2), (500.0, 4.0)]
+    trials = finished(truths, random.Random(1), repeats=3)
+    asked = [(trial.repeat_of, trial.origin) for trial in trials[3:]]
+    assert asked == [
+        (0, Origin.REPEAT),
+        (1, Origin.REPEAT),
+        (1, Origin.REPEAT),
+        (1, Origin.VALIDATION),
+        (0, Origin.REPEAT),
+        (0, Origin.REPEAT),
+    ]
+    assert lacking(trials, pick(trials), 3) == 0
+    assert next_again(trials, pick(trials), 0) is None
+
+
+def test_where_time_is_short_only_baseline_and_pick_are_launched() -> None:
+    trials = searched([(1000.0, 0.5), *[(1500.0, 0.4)] * 6], random.Random(2))
+    trials.append(again(len(trials), 0, (1000.0, 0.5)))
+    chosen = pick(trials)
+    assert chosen is not None
+    spare, short = (next_again(trials, chosen, 2, spare=spare) for spare in (True, False))
+    assert spare is not None
+    assert short is not None
+    assert short.original.number == chosen.number
+    assert "by what is known" in spare.why
+
+
+def test_validations_have_seeds_of_their_own_and_the_same_for_all_configs() -> None:
+    trials = [
+        *searched([(1000.0, 0.5), (1500.0, 0.4), (1600.0, 0.5)], random.Random(2)),
+        again(3, 1, (1500.0, 0.4), fresh=True),
+        again(4, 2, (1500.0, 0.4), fresh=True),
+        again(5, 1, (1500.0, 0.4)),
+        again(6, 1, (1500.0, 0.4), fresh=True),
+    ]
+    seeds = [seed_of(trials, trial, 7) for trial in trials]
+    assert seeds[:3] == [7, 7, 7]
+    assert seeds[5] == 7
+    assert seeds[3] == seeds[4]
+    assert len({7, seeds[3], seeds[6]}) == 3
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4])
+def test_launches_again_end_and_none_is_launched_too_often(repeats: int) -> None:
+    rng = random.Random(repeats)
+    for _ in range(4):
+        truths = [(1000.0, 0.5), *((rng.uniform(1000, 1100), rng.uniform(0.3, 0.5)) for _ in range(12))]
+        trials = finished(truths, rng, repeats)
+        counts: dict[int, int] = {}
+        for trial in trials[13:]:
+            assert trial.repeat_of is not None
+            counts[trial.repeat_of] = counts.get(trial.repeat_of, 0) + 1
+        assert max(counts.values()) <= repeats
+        assert len(counts) <= 1 + CONFIGS_AGAIN
+        assert trials[13].repeat_of == 0
+        chosen = pick(trials)
+        assert chosen is not None
+        if len(counts) <= CONFIGS_AGAIN:
+            assert validation(trials, chosen.number).state is not ValidationState.MISSING
+
+
+# --- simulated studies of known truth -------------------------------------------------------------------------------
+
+
+def test_ties_and_optimism_in_studies_of_known_truth() -> None:
+    """12 configs are truly the same; one of them, the luckiest, is picked; 11 others are clearly worse."""
+    rng = random.Random(11)
+    good = (1400.0, 0.35)
+    truths = [(1000.0, 0.5), *[good] * 12, *((rng.uniform(700, 1100), rng.uniform(0.5, 1.5)) for _ in range(11))]
+    tied = pairs = held = 0
+    raw, ours, rounds = [], [], 40
+    for _ in range(rounds):
+        trials = searched(truths, rng)
+        chosen = pick(trials)
+        assert chosen is not None
+        found = assess(trials, chosen)
+        candidates = [one for one in found.standings if one.is_candidate]
+        for one in candidates:
+            alike = [other for other in candidates if truths[other.number] == truths[one.number] and other != one]
+            pairs += len(alike)
+            tied += len({other.number for other in alike} & set(one.tied_with))
+            assert 0 not in one.tied_with  # 40 % less throughput
+        true_gain = truths[chosen.number][1] / truths[0][1]
+        assert found.ttft_gain is not None
+        assert found.ttft_gain.low is not None
+        assert found.ttft_gain.high is not None
+        assert chosen.ttft_gain is not None
+        raw.append(math.log(chosen.ttft_gain / true_gain))
+        ours.append(math.log(found.ttft_gain.value / true_gain))
+        held += found.ttft_gain.low <= true_gain <= found.ttft_gain.high
+    # Candidates are the extremes of the twelve, so their ties are rarer than 0.95 squared.
+    assert tied / pairs > 0.75
+    assert sum(raw) / rounds < -0.12
+    assert abs(sum(ours) / rounds) < abs(sum(raw) / rounds) / 2
+    assert held / rounds > 0.85
+
+
+def test_any_two_equal_configs_are_tied_as_often_as_two_intervals_hold() -> None:
+    rng = random.Random(12)
+    tied = 0
+    for _ in range(400):
+        trials = searched([(1000.0, 0.4), (1000.0, 0.4)], rng)
+        base = assess(trials, None).standing(0)
+        assert base is not None
+        tied += base.tied_with == (1,)
+    assert tied / 400 == pytest.approx(0.95**2, abs=0.04)
+
+
+def test_launches_again_find_the_right_pick_and_few_sure_members_are_false() -> None:
+    rng = random.Random(1)
+    truths = [
+        (1000.0, 0.5),
+        *((1000 * math.exp(rng.gauss(0.1, 0.12)), 0.4 * math.exp(rng.gauss(0, 0.3))) for _ in "x" * 23),
+    ]
+    true_front = set(front(truths))
+
+    def score(number: int) -> float:
+        """What the knee is the highest of."""
+        return math.log(truths[number][0] / 500) * math.log(2.0 / truths[number][1])
+
+    best = max(map(score, range(24)))
+    regret_before = regret_after = 0.0
+    sure: list[bool] = []
+    validated = 0
+    rounds = 30
+    for _ in range(rounds):
+        trials = searched(truths, rng)
+        begun = pick(trials)
+        while (asked := next_again(trials, pick(trials), 2)) is not None:
+            original = asked.original.number
+            trials.append(again(len(trials), original, noisy(truths[original], rng), fresh=asked.fresh))
+        ended = pick(trials)
+        assert begun is not None
+        assert ended is not None
+        regret_before += best - score(begun.number)
+        regret_after += best - score(ended.number)
+        found = assess(trials, ended)
+        sure += [
+            one.number in true_front
+            for one in found.standings
+            if one.front_probability >= CONFIDENCE and not one.beaten_by
+        ]
+        assert found.validation is not None
+        validated += found.validation.state is ValidationState.VALIDATED
+    assert regret_after < regret_before / 2
+    assert len(sure) > rounds
+    assert sum(sure) / len(sure) >= CONFIDENCE
+    assert validated >= 0.9 * rounds

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from autotune.bench.physics import Load
 from autotune.bench.situations import Situation
+from autotune.load.ramp import RATE_SHARE
 from autotune.planning import prior as product
 from autotune.records import LoadPlan
 from autotune.search.prior.expectation import Prior
@@ -29,4 +30,5 @@ def _load_plan(situation: Situation, load: Load) -> LoadPlan:
         throughput_requests_per_gpu=min(counts.most, max(counts.per_slot * concurrency, round(counts.level_s * rate))),
         ttft_requests_per_gpu=min(counts.most, max(counts.ttft, round(counts.level_s * rate))),
         warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
+        capacity_rps_per_gpu=rate / RATE_SHARE,
     )

@@ -46,7 +46,7 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
             (steady, plan_requests(plan.workload, steady, _DRAWN)),
         )
 
-    return PhysicalPrior(
+    found = PhysicalPrior(
         node=plan.node,
         shape=plan.shape,
         offered=Offered(
@@ -63,6 +63,8 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
         coefficients=coefficients or Coefficients(),
         levels=levels,
     )
+    seen = load.capacity_rps_per_gpu
+    return found if seen is None else found.paced(plan.baseline, seen)
 
 
 def tried_first(plan: StudyPlan) -> tuple[Config, ...]:

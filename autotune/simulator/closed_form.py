@@ -156,12 +156,13 @@ def columns_of(
 
 @dataclass(frozen=True, slots=True)
 class ClosedForm:
-    """Settings under one load."""
+    """Settings under one load; `pace` is how many seconds pass there in a second of the coefficients."""
 
     k: Columns
     load: Offered
     c: Coefficients
     factors: Factors = Factors()
+    pace: float = 1.0
 
     def predict(self) -> tuple[Floats, Floats]:
         """Output tokens/s per GPU used, and p95 TTFT in seconds; shape (n,) each."""
@@ -169,7 +170,7 @@ class ClosedForm:
         clients = self.load.concurrency * of["tp"] * of["pp"]
         rate = self._capacity(np.minimum(clients, self._seats()))
         throughput = rate * self.load.output_tokens / (of["tp"] * of["pp"])
-        return throughput, self._ttft_s(self._capacity(self._seats()))
+        return throughput / self.pace, self._ttft_s(self._capacity(self._seats())) * self.pace
 
     def _seats(self) -> Floats:
         """Requests that one replica runs at once at most."""
@@ -260,7 +261,7 @@ class ClosedForm:
 
     def _ttft_s(self, capacity: Floats) -> Floats:
         of, load, prompt = self.k.of, self.load, self._prompt()
-        rate = load.rate_rps * of["tp"] * of["pp"]
+        rate = load.rate_rps * self.pace * of["tp"] * of["pp"]
         stages, seats = of["pp"], self._seats()
         running = np.minimum(seats, 1.0 + 0.0 * rate)
         for _ in range(ROUNDS):
@@ -278,7 +279,7 @@ class ClosedForm:
         tight = np.minimum(load_share, 0.98)
         seat = load.output_tokens * step_s * stages / seats * tight ** (np.sqrt(2.0 * (seats + 1.0)) - 1.0)
         seat = seat / (1.0 - tight)
-        run_s = load.requests / load.rate_rps
+        run_s = load.requests / (load.rate_rps * self.pace)
         backlog = 0.95 * run_s * _SOFT * np.logaddexp(0.0, (1.0 - 1.0 / load_share) / _SOFT)
         waiting = _P95_OF_MEAN * (queue + np.minimum(seat, 0.1 * run_s)) + backlog
         # A request that comes while a step runs joins the step after the next.

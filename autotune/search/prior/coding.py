@@ -4,6 +4,9 @@ A parameter of numbers has one coordinate, 0..1 over its choices: by logarithm w
 smallest or more (sizes double from choice to choice), else as they are (shares of memory). It may hold a value that is
 no choice, as vLLM's own default often is. Any other parameter has one coordinate per choice, so that any two are one
 apart. A parameter that a config lacks, or leaves to vLLM, has a coordinate for that.
+
+Behind those stand marks, 1 or 0, one for each choice: whether a config has it. Distance says that neighbours are alike;
+marks are for what one choice does by itself. A value that is no choice has no mark.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from autotune.search.parameter import Parameter, is_number, value_key
 from autotune.search.prior.expectation import Floats
 from autotune.search.space import SearchSpace
 
+MARK = -1
+
 _LOG_FROM = 4.0
 _APART = math.sqrt(0.5)
 """One-hot coordinates of this size lie 1 apart."""
@@ -30,22 +35,29 @@ class Coder:
     """Turns configs of one space into coordinates.
 
     Attributes:
-        groups: for each coordinate, the place of its parameter in `names`.
+        groups: for each coordinate, the place of its parameter in `names`; `MARK` for marks.
+        owners: for each mark, the place of its parameter.
         names: parameters that have more than one choice, or whose only choice a config may lack.
     """
 
     def __init__(self, space: SearchSpace) -> None:
         self._columns = tuple(_Column(parameter) for parameter in space.parameters if len(parameter.choices) > 1)
         self.names = tuple(column.name for column in self._columns)
-        self.groups: NDArray[np.intp] = np.repeat(
-            np.arange(len(self._columns)), [column.width for column in self._columns]
+        places = np.arange(len(self._columns))
+        self.owners: NDArray[np.intp] = np.repeat(places, [column.choices for column in self._columns])
+        self.groups: NDArray[np.intp] = np.concatenate(
+            [np.repeat(places, [column.width for column in self._columns]), np.full(len(self.owners), MARK)]
         )
 
     def encode(self, configs: Sequence[Config]) -> Floats:
         """Coordinates, shape (configs, coordinates)."""
         given = [config.as_dict() for config in configs]
         parts = [column.encode(given) for column in self._columns]
-        return np.hstack(parts) if parts else np.zeros((len(configs), 0))
+        if not parts:
+            return np.zeros((len(configs), 0))
+        coordinates = [part[:, : column.width] for part, column in zip(parts, self._columns, strict=True)]
+        marks = [part[:, column.width :] for part, column in zip(parts, self._columns, strict=True)]
+        return np.hstack([*coordinates, *marks])
 
 
 class _Column:
@@ -59,9 +71,12 @@ class _Column:
         self._log = self._ordered and numbers[0] > 0 and numbers[-1] >= _LOG_FROM * numbers[0]
         self._low, self._high = (self._scaled(numbers[0]), self._scaled(numbers[-1])) if self._ordered else (0.0, 1.0)
         self._places = {value_key(choice): place for place, choice in enumerate(named)}
+        self._marks = {value_key(choice): place for place, choice in enumerate(parameter.choices)}
+        self.choices = len(parameter.choices)
         self.width = 2 if self._ordered else len(named) + 1
 
     def encode(self, given: Sequence[dict[str, Value]]) -> Floats:
+        """Coordinates, then marks."""
         known: dict[tuple[bool, Value], int] = {}
         rows: list[list[float]] = []
         places = np.empty(len(given), dtype=np.intp)
@@ -70,9 +85,10 @@ class _Column:
             place = known.get(key)
             if place is None:
                 place = known[key] = len(rows)
-                rows.append(self._row(key[1]))
+                mark = self._marks.get(key, -1)
+                rows.append([*self._row(key[1]), *(float(one == mark) for one in range(self.choices))])
             places[index] = place
-        return np.array(rows).reshape(-1, self.width)[places]
+        return np.array(rows).reshape(-1, self.width + self.choices)[places]
 
     def _row(self, value: Value) -> list[float]:
         if self._ordered:

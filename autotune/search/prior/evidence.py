@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Config, Estimate, Outcome, Trial
+from autotune.records import Config, Estimate, FailureClass, Outcome, Trial
 from autotune.search.noise import RunNoise, run_noise
 from autotune.search.objective import Point, points
 from autotune.search.prior.expectation import Observation
 
 _INTERVAL_SDS = 2 * 1.959964
 """Width of a 95 % interval in standard deviations."""
+
+MEMORY_CLASSES = frozenset(
+    {
+        FailureClass.OOM_AT_LOAD,
+        FailureClass.OOM_AT_WARMUP,
+        FailureClass.OOM_UNDER_LOAD,
+        FailureClass.KV_CACHE_NONE,
+        FailureClass.KV_CACHE_TOO_SMALL,
+        FailureClass.STATE_CACHE_TOO_SMALL,
+    }
+)
+"""Failures for want of memory: a little less of something cures them."""
 
 
 def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
@@ -36,6 +48,7 @@ def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
             feasible=result.outcome is not Outcome.INFEASIBLE,
             logs=None if point is None else point.logs,
             sds=(0.0, 0.0) if point is None else _sds(point, noise),
+            short_of_memory=None if result.failure is None else result.failure.kind in MEMORY_CLASSES,
             kv_tokens=facts.kv_cache_tokens if facts is not None else None,
             available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
         )

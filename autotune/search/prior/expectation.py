@@ -47,6 +47,7 @@ class Observation:
     Attributes:
         logs: means of (log throughput, log TTFT); None where it did not start, or its figures are no objective.
         sds: standard deviations of those means.
+        short_of_memory: it failed for want of memory; None where it started or failed for no known reason.
         kv_tokens: capacity of the KV cache that the log stated; None where it did not.
         available_kv_bytes: what the log stated to be left for KV per GPU, also where that was too little.
     """
@@ -55,6 +56,7 @@ class Observation:
     feasible: bool
     logs: tuple[float, float] | None = None
     sds: tuple[float, float] = (0.0, 0.0)
+    short_of_memory: bool | None = None
     kv_tokens: int | None = None
     available_kv_bytes: int | None = None
 

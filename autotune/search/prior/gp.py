@@ -5,9 +5,10 @@ noise of its own for each point beside a learnt one, no beliefs about hyperparam
 lengthscales its maximum likelihood fits anything), and gives no gradient for grouped lengthscales. What is needed is a
 page of linear algebra on at most a few hundred points.
 
-    K = a^2 M(r) + c^2 + (b l)(b l)^T + noise,   r^2 = sum over parameters of (distance / lengthscale)^2
+    K = a^2 M(r) + c^2 + (b l)(b l)^T + e^2 Z Z^T + noise,   r^2 = sum over parameters of (distance / lengthscale)^2
 
-c is an unknown level, and b an unknown error of the slope along `slope` (the prior's own prediction, centred). The
+c is an unknown level, b an unknown error of the slope along `slope` (the prior's own prediction, centred), and e an
+unknown effect of each choice by itself (Z holds the marks): what is learnt of a flag in one place holds elsewhere. The
 hyperparameters a, the lengthscales and an extra noise have normal beliefs on their logarithms; the most probable ones
 are searched by signs of the gradient (Rprop, Riedmiller and Braun 1993), a fixed number of steps from a fixed start, so
 that the same data give the same fit.
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.search.prior.coding import MARK
 from autotune.search.prior.expectation import Floats
 
 _SQRT5 = math.sqrt(5.0)
@@ -39,6 +41,7 @@ class Belief:
         amplitude: of the deviation; its logarithm is normal with `amplitude_sd`.
         level_sd: of the unknown constant.
         slope_sd: of the unknown slope along the given direction; 0 for none.
+        mark_sd: of the effect that each choice of each parameter has everywhere.
         extra_noise: standard deviation on top of each point's own.
         length: lengthscale of one parameter of many, on coordinates of 0..1, times the root of their number.
     """
@@ -46,6 +49,7 @@ class Belief:
     amplitude: float
     level_sd: float
     slope_sd: float = 0.0
+    mark_sd: float = 0.0
     extra_noise: float = 0.02
     amplitude_sd: float = 0.7
     extra_noise_sd: float = 0.7
@@ -58,7 +62,7 @@ class Points:
     """Where values are known or asked for.
 
     Attributes:
-        at: coordinates, shape (n, coordinates).
+        at: coordinates and marks, shape (n, coordinates).
         slope: shape (n,).
     """
 
@@ -78,8 +82,8 @@ class Gp:
         self._points, self._values, self._sds = points, values, sds
         self.theta, self._groups, self._belief = theta, groups, belief
         self.evidence = 0.0
-        scales = np.exp(theta[1:-1])
-        self._scales = scales[groups] if len(groups) else np.ones(0)
+        self._smooth = groups != MARK
+        self._scales = np.exp(theta[1:-1])[groups[self._smooth]]
         self._amplitude2 = math.exp(2 * theta[0])
         if len(points):
             kernel = self._kernel(points, points)
@@ -96,9 +100,9 @@ class Gp:
 
         Args:
             values, sds: shape (n,); n may be 0, which leaves the belief.
-            groups: parameter of each coordinate.
+            groups: parameter of each coordinate; `MARK` for marks.
         """
-        count = int(groups.max()) + 1 if len(groups) else 0
+        count = int(groups.max()) + 1 if (groups != MARK).any() else 0
         search = _Search(points, values, sds, groups, count, belief)
         theta, evidence = search.best(steps)
         gp = cls(points, values, sds, theta, groups, belief)
@@ -123,6 +127,8 @@ class Gp:
         """Mean and standard deviation of the noiseless value, shape (n,) each."""
         b = self._belief
         prior = self._amplitude2 + b.level_sd**2 + (b.slope_sd * points.slope) ** 2
+        if b.mark_sd:
+            prior = prior + b.mark_sd**2 * (points.at[:, ~self._smooth] ** 2).sum(axis=1)
         if not len(self._points):
             return np.zeros(len(points)), np.sqrt(prior)
         # Single precision: half the time on 20,000 candidates, and far finer than the noise.
@@ -143,8 +149,8 @@ class Gp:
 
     def _kernel(self, one: Points, other: Points, kind: type = np.float64) -> Floats:
         b = self._belief
-        left: Floats = (one.at / self._scales).astype(kind)
-        right: Floats = (other.at / self._scales).astype(kind)
+        left: Floats = (one.at[:, self._smooth] / self._scales).astype(kind)
+        right: Floats = (other.at[:, self._smooth] / self._scales).astype(kind)
         square = -2 * (left @ right.T)
         square += (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :]
         np.maximum(square, 0.0, out=square)
@@ -152,6 +158,9 @@ class Gp:
         kernel += b.level_sd**2
         if b.slope_sd:
             kernel += np.outer(b.slope_sd * one.slope, b.slope_sd * other.slope).astype(kind)
+        if b.mark_sd:
+            marks = b.mark_sd * one.at[:, ~self._smooth], b.mark_sd * other.at[:, ~self._smooth]
+            kernel += marks[0].astype(kind) @ marks[1].astype(kind).T
         return kernel
 
 
@@ -174,7 +183,8 @@ class _Search:
         for group in range(count):
             own = at[:, groups == group]
             self._apart[group] = ((own[:, None, :] - own[None, :, :]) ** 2).sum(axis=2).ravel()
-        self._fixed = belief.level_sd**2 + np.outer(belief.slope_sd * slope, belief.slope_sd * slope)
+        marks = belief.mark_sd * at[:, groups == MARK]
+        self._fixed = belief.level_sd**2 + np.outer(belief.slope_sd * slope, belief.slope_sd * slope) + marks @ marks.T
         length = belief.length * math.sqrt(max(count, 1))
         self._middle = np.log(np.array([belief.amplitude, *([length] * count), belief.extra_noise]))
         self._spread = np.array([belief.amplitude_sd, *([belief.length_sd] * count), belief.extra_noise_sd])

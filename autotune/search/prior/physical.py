@@ -23,8 +23,14 @@ from autotune.simulator.many import Server, simulate_many
 FACTOR_SD = 0.3
 """How far off a physical coefficient is believed to be, in logarithms."""
 
-MISFIT_SDS = (0.15, 0.35)
+MISFIT_SDS = (0.3, 0.6)
 """How far a fitted formula is believed to stay off, per objective: what the fit must not chase."""
+
+MISFIT_TRIALS = 2.0
+"""How many trials that belief weighs as much as; the misfits that are seen correct it."""
+
+LEVEL_SDS = (0.15, 0.3)
+"""How far it may be off everywhere alike: a level is no reason to turn a factor."""
 
 MEMORY_SD_SHARE = 0.015
 """Of a GPU's memory: how far the memory arithmetic is believed to be off; a fifth of it once a log was seen."""
@@ -32,7 +38,11 @@ MEMORY_SD_SHARE = 0.015
 STARTS = 0.95
 """Probability that a config starts and serves for which memory is no question."""
 
-FIT_ROUNDS = 4
+FIT_ROUNDS = 6
+
+MOST_PACE = 4.0
+"""By which a clock is set at most."""
+
 WORTH_KEEPING = 500
 """Listings from this length on are resolved once: the candidates are asked about before every launch."""
 
@@ -71,6 +81,7 @@ class PhysicalPrior:
         shapes: of other checkpoints, by the value of `model` that names them.
         fixed: flags of every launch of the study beside its config.
         levels: for the event simulator; None leaves `refine` at the closed form.
+        pace: seconds here for a second of the coefficients'; see `paced`.
         shift_bytes: by which more memory was seen to be left for KV per GPU than the arithmetic says.
         learnt_bytes: how many logs that was learnt from.
     """
@@ -84,6 +95,7 @@ class PhysicalPrior:
     coefficients: Coefficients = field(default_factory=Coefficients)
     levels: Levels | None = None
     factors: Factors = field(default_factory=Factors)
+    pace: float = 1.0
     shift_bytes: float = 0.0
     learnt_bytes: int = 0
     _memory: _Memory = field(default_factory=_Memory, repr=False, compare=False)
@@ -96,13 +108,33 @@ class PhysicalPrior:
         """
         return resolve(config, self.node, self._shape(config), self.vllm_version, dict(self.fixed))
 
+    def paced(self, baseline: Config, capacity_rps: float) -> PhysicalPrior:
+        """The prior with its clock set by a ramp.
+
+        How long requests wait is decided by how near the load is to what a config can do, and the load is a share of
+        what the baseline was seen to do. A prior that believes the node a third too slow would see every config choke
+        on a load that all of them carry. So all its times are stretched alike, until its baseline does what was seen.
+
+        Args:
+            capacity_rps: requests/s per GPU that the baseline served at most.
+        """
+        found = self._resolved([baseline])
+        if found.columns is None or capacity_rps <= 0:
+            return self
+        throughput, _ = ClosedForm(found.columns, self.offered, self.coefficients, self.factors).predict()
+        share = float(throughput[0]) / self.offered.output_tokens / capacity_rps
+        return replace(self, pace=min(MOST_PACE, max(1.0 / MOST_PACE, share)))
+
+    def _form(self, columns: Columns, factors: Factors) -> ClosedForm:
+        return ClosedForm(columns, self.offered, self.coefficients, factors, self.pace)
+
     def expect(self, configs: Sequence[Config]) -> Expectation:
         """Closed form and memory arithmetic; a config that cannot be resolved is expected to fail."""
         found = self._resolved(configs)
         n = len(configs)
         logs = [np.zeros(n), np.zeros(n)]
         if found.columns is not None:
-            figures = ClosedForm(found.columns, self.offered, self.coefficients, self.factors).predict()
+            figures = self._form(found.columns, self.factors).predict()
             for column, figure in zip(logs, figures, strict=True):
                 column[:] = np.log(figure).mean()
                 column[found.known] = np.log(figure)
@@ -138,7 +170,7 @@ class PhysicalPrior:
         if resolved is None or resolved.columns is None:
             return found
         truth = np.array([one.logs for one, known in zip(seen, resolved.known, strict=True) if known]).T
-        return replace(found, factors=_fitted(ClosedForm(resolved.columns, self.offered, self.coefficients), truth))
+        return replace(found, factors=_fitted(self._form(resolved.columns, Factors()), truth))
 
     def _shape(self, config: Config) -> ModelShape:
         return self.shapes.get(str(config.get(CHECKPOINT)), self.shape)
@@ -185,7 +217,8 @@ class PhysicalPrior:
         if memory.kv_tokens < settings.block_size:
             return None
         figures = []
-        for level, requests in self.levels(settings.gpus):
+        for level, planned in self.levels(settings.gpus):
+            requests = [_sooner(one, self.pace) for one in planned]
             server = Server(settings=settings, kv_tokens=memory.kv_tokens)
             figures.append(next(iter(simulate_many(self.node, shape, [server], level, requests, self.coefficients))))
         closed, opened = figures
@@ -194,7 +227,7 @@ class PhysicalPrior:
         # Little's law: requests/s of a closed loop are its clients over their stay, whatever ramp and tail do.
         rate = clients / stay * float(np.mean(closed.output_tokens[closed.completed])) / settings.gpus
         ttft = float(np.nanpercentile(opened.ttft_s, 95))
-        return (rate, ttft) if rate > 0 and ttft > 0 else None
+        return (rate / self.pace, ttft * self.pace) if rate > 0 and ttft > 0 else None
 
     def _shifts(self, observations: Sequence[Observation]) -> list[float]:
         """By how much the logs' KV memory differs from the arithmetic's, bytes per GPU."""
@@ -213,20 +246,32 @@ class PhysicalPrior:
         return found
 
 
-def _fitted(form: ClosedForm, truth: Floats) -> Factors:
-    """The most probable factors: Gauss-Newton from 1, far-off trials weighted down (Huber), changes bounded."""
-    weights = 1.0 / np.array(MISFIT_SDS)[:, None]
-    at = np.zeros(5)
+def _sooner(request: PlannedRequest, pace: float) -> PlannedRequest:
+    """The request when a clock of that pace is due to send it."""
+    return request if request.scheduled_s is None else replace(request, scheduled_s=request.scheduled_s / pace)
 
-    def misfit(logs: Floats) -> Floats:
-        predicted = replace(form, factors=Factors.of(list(logs))).predict()
-        return ((truth - np.log(np.array(predicted))) * weights).ravel()
+
+def _fitted(form: ClosedForm, truth: Floats) -> Factors:
+    """The most probable factors: Gauss-Newton from 1, far-off trials weighted down (Huber), changes bounded.
+
+    Each objective may be off by a level of its own beside: two more unknowns, which the process behind models.
+    """
+    n, factors = truth.shape[1], len(Factors.__dataclass_fields__)
+    spread = np.array([*([FACTOR_SD] * factors), *LEVEL_SDS])
+    believed = np.repeat(np.array(MISFIT_SDS)[:, None], n, axis=1).ravel()
+    at, sds = np.zeros(factors + 2), believed
+
+    def misfit(at: Floats) -> Floats:
+        predicted = replace(form, factors=Factors.of(list(at[:factors]))).predict()
+        return (truth - at[factors:, None] - np.log(np.array(predicted))).ravel()
 
     for _ in range(FIT_ROUNDS):
         here = misfit(at)
-        slopes = np.array([(misfit(at + step) - here) / 1e-3 for step in 1e-3 * np.eye(5)]).T
-        trust = np.minimum(1.0, 1.5 / np.maximum(np.abs(here), 1e-9))
-        left = (slopes * trust[:, None]).T @ slopes + np.eye(5) / FACTOR_SD**2
-        right = -(slopes * trust[:, None]).T @ here - at / FACTOR_SD**2
+        slopes = np.array([(misfit(at + step) - here) / 1e-3 for step in 1e-3 * np.eye(len(at))]).T
+        trust = np.minimum(1.0, 1.5 * sds / np.maximum(np.abs(here), 1e-9)) / sds**2
+        left = (slopes * trust[:, None]).T @ slopes + np.diag(1.0 / spread**2)
+        right = -(slopes * trust[:, None]).T @ here - at / spread**2
         at = np.clip(at + np.clip(np.linalg.solve(left, right), -0.3, 0.3), -1.0, 1.0)
-    return Factors.of(list(at))
+        squares = np.repeat((misfit(at).reshape(2, n) ** 2).sum(axis=1), n)
+        sds = np.sqrt((MISFIT_TRIALS * believed**2 + squares) / (MISFIT_TRIALS + n))
+    return Factors.of(list(at[:factors]))

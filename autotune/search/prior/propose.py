@@ -13,7 +13,9 @@ import numpy as np
 
 from autotune.records import Config, Trial
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
+from autotune.search.prior.bend import Bend
 from autotune.search.prior.candidates import COMPILE_MINUTES, Candidates, unknown_expectation
+from autotune.search.prior.coding import MARK
 from autotune.search.prior.evidence import observations, running
 from autotune.search.prior.expectation import (
     THROUGHPUT,
@@ -37,6 +39,9 @@ COVER = 4
 
 DISCOURAGED = 0.3
 """Share of its score that a config keeps when it repeats what went wrong elsewhere."""
+
+CAUTION = 1.0
+"""Power of the probability that a config runs."""
 
 _FANTASY_SD = 0.05
 _LEAST_MINUTES = 0.25
@@ -128,6 +133,7 @@ class _Judged:
     minutes: Floats
     front: Sequence[Pair]
     reference: Pair
+    bend: Bend
     dropped: tuple[str, ...]
 
 
@@ -135,12 +141,19 @@ def _judge(
     listed: Candidates, left: np.ndarray, seen: Sequence[Observation], open_now: Sequence[Config], prior: Prior | None
 ) -> _Judged:
     fitted = None if prior is None else prior.refit(seen)
+    bend = Bend.of(seen)
     expected = listed.expectation(fitted) or unknown_expectation(len(listed.configs))
-    here = _Beliefs.of(listed, [one.config for one in seen], fitted)
+    if fitted is not None:
+        expected = replace(
+            expected,
+            log_throughput=bend.pressed(THROUGHPUT, expected.log_throughput),
+            log_ttft=bend.pressed(TTFT, expected.log_ttft),
+        )
+    here = _Beliefs.of(listed, [one.config for one in seen], fitted, bend)
     measured = np.array([one.logs is not None for one in seen], dtype=np.bool_)
-    surrogates = _surrogates(listed, here, seen, measured, expected if fitted is not None else None)
+    surrogates = _surrogates(listed, here, seen, measured, expected if fitted is not None else None, bend)
     if open_now:
-        there = _Beliefs.of(listed, open_now, fitted)
+        there = _Beliefs.of(listed, open_now, fitted, bend)
         surrogates = [
             one.with_fantasies(there.at, there.logs[objective], _FANTASY_SD) for objective, one in enumerate(surrogates)
         ]
@@ -156,6 +169,7 @@ def _judge(
         Points(listed.at[left], np.zeros(len(left))),
         expected.feasible[left],
         listed.coder.groups,
+        np.array([one.feasible or one.short_of_memory is not False for one in seen], dtype=np.bool_),
     )
     # The front as it is believed to be, not as it was drawn: a lucky launch must not hide its neighbours.
     known = [_Beliefs.values(surrogates, one) for one in (here.where(measured), there)]
@@ -166,7 +180,7 @@ def _judge(
     minutes = np.maximum(expected.minutes[left] - COMPILE_MINUTES * warm, _LEAST_MINUTES)
     words = ("throughput", "TTFT")
     dropped = tuple(word for word, one in zip(words, surrogates, strict=True) if fitted is not None and not one.trusted)
-    return _Judged(gains * feasible / minutes, means, sds, feasible, minutes, front, reference, dropped)
+    return _Judged(gains * feasible**CAUTION / minutes, means, sds, feasible, minutes, front, reference, bend, dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +192,7 @@ class _Beliefs:
     feasible: Floats
 
     @classmethod
-    def of(cls, listed: Candidates, configs: Sequence[Config], prior: Prior | None) -> _Beliefs:
+    def of(cls, listed: Candidates, configs: Sequence[Config], prior: Prior | None, bend: Bend) -> _Beliefs:
         """Candidates have the corrections of the slow prediction; any other config (the baseline) has the mean one."""
         at = listed.coder.encode(configs)
         if not configs or prior is None:
@@ -192,7 +206,8 @@ class _Beliefs:
                 if listed.corrections is not None:
                     shift = listed.corrections[objective]
                     logs[objective][row] += float(np.mean(shift)) if place is None else shift[place]
-        return cls(at, (logs[THROUGHPUT], logs[TTFT]), plain.feasible)
+        pressed = bend.pressed(THROUGHPUT, logs[THROUGHPUT]), bend.pressed(TTFT, logs[TTFT])
+        return cls(at, pressed, plain.feasible)
 
     def where(self, chosen: np.ndarray) -> _Beliefs:
         """Some of them."""
@@ -213,6 +228,7 @@ def _surrogates(
     seen: Sequence[Observation],
     measured: np.ndarray,
     expected: Expectation | None,
+    bend: Bend,
 ) -> list[Surrogate]:
     logs = np.array([one.logs for one in seen if one.logs is not None]).reshape(-1, 2)
     sds = np.array([one.sds for one in seen if one.logs is not None]).reshape(-1, 2)
@@ -222,7 +238,7 @@ def _surrogates(
             learn(
                 objective,
                 here.at[measured],
-                logs[:, objective],
+                bend.pressed(objective, logs[:, objective]),
                 sds[:, objective],
                 None if expected is None else here.logs[objective][measured],
                 listed.coder.groups,
@@ -264,10 +280,11 @@ def _explained(judged: _Judged, config: Config, place: int) -> Proposal:
     throughput, ttft = judged.means[0][place], -judged.means[1][place]
     gain = improvement(judged.front, judged.reference, (float(throughput), -float(ttft)))
     sure = gain > 0.0
-    low, high = (math.exp(ttft + sign * judged.sds[1][place]) for sign in (-1, 1))
+    low, middle, high = np.exp(judged.bend.released(TTFT, ttft + np.array([-1, 0, 1]) * judged.sds[1][place]))
+    throughput = float(judged.bend.released(THROUGHPUT, throughput))
     text = (
         f"expected {math.exp(throughput):,.0f} tok/s/GPU (give or take {math.expm1(judged.sds[0][place]):.0%}) and "
-        f"{1e3 * math.exp(ttft):,.0f} ms p95 TTFT ({1e3 * low:,.0f}-{1e3 * high:,.0f}); "
+        f"{1e3 * middle:,.0f} ms p95 TTFT ({1e3 * low:,.0f}-{1e3 * high:,.0f}); "
     )
     text += "gains most hypervolume per minute" if sure else "uncertain enough to beat the front"
     text += f"; runs with {judged.feasible[place]:.0%} probability, about {judged.minutes[place]:.1f} minutes"
@@ -299,7 +316,9 @@ def _cover(
         return None
     best = pool[0]
     if len(there):
-        apart = ((listed.at[pool][:, None, :] - there[None, :, :]) ** 2).sum(axis=2).min(axis=1)
+        smooth = listed.coder.groups != MARK
+        apart = listed.at[pool][:, None, smooth] - there[None, :, smooth]
+        apart = (apart**2).sum(axis=2).min(axis=1)
         best = pool[int(np.argmax(apart))]
     return Proposal(
         config=listed.configs[best],

@@ -19,19 +19,22 @@ from autotune.search.prior.expectation import Floats
 from autotune.search.prior.gp import Belief, Gp, Points
 
 WITH_PRIOR = (
-    Belief(amplitude=0.20, level_sd=0.4, slope_sd=0.3, extra_noise=0.01),
-    Belief(amplitude=0.40, level_sd=0.8, slope_sd=0.3, extra_noise=0.03),
+    Belief(amplitude=0.25, level_sd=0.4, slope_sd=0.3, mark_sd=0.08, extra_noise=0.01),
+    Belief(amplitude=0.50, level_sd=0.8, slope_sd=0.3, mark_sd=0.15, extra_noise=0.03),
 )
 """Throughput and TTFT where a prior stands behind them: it is wrong by a fifth and by half, as a guess."""
 
 WITHOUT = (
-    Belief(amplitude=0.50, level_sd=0.6, extra_noise=0.01),
-    Belief(amplitude=1.00, level_sd=1.2, extra_noise=0.03),
+    Belief(amplitude=0.50, level_sd=0.6, mark_sd=0.10, extra_noise=0.01),
+    Belief(amplitude=1.00, level_sd=1.2, mark_sd=0.20, extra_noise=0.03),
 )
 """The same where nothing stands behind them."""
 
-HEAD_START = math.log(4.0)
+HEAD_START = math.log(10.0)
 """How much more probable a prior is held to be before any trial."""
+
+LEAST_TRIALS = 6
+"""Measured configs without which no prior is dropped: one misfit may shift two or three of them together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,6 @@ def learn(
     if believed is None:
         return Surrogate(flat, False, middle)
     held = Gp.fit(Points(at, believed - level), values - believed, sds, groups, WITH_PRIOR[objective])
-    if held.evidence + HEAD_START >= flat.evidence:
+    if len(values) < LEAST_TRIALS or held.evidence + HEAD_START >= flat.evidence:
         return Surrogate(held, True, level)
     return Surrogate(flat, False, middle)

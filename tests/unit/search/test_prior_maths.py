@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.records import Config
 from autotune.search.parameter import Parameter
 from autotune.search.pareto import hypervolume
-from autotune.search.prior.coding import Coder
+from autotune.search.prior.coding import MARK, Coder
 from autotune.search.prior.gp import Belief, Gp, Points, _Search
 from autotune.search.prior.improvement import expected_improvement, front_of, improvement
 from autotune.search.prior.normal import cumulative, density, mean_above
@@ -127,7 +127,8 @@ def test_coordinates_keep_sizes_in_order_and_categories_apart():
         ),
     )
     coder = Coder(space)
-    at = coder.encode([Config.of({"seqs": s, "mode": m}) for s, m in [(16, "a"), (64, "a"), (256, "a"), (16, "b")]])
+    both = coder.encode([Config.of({"seqs": s, "mode": m}) for s, m in [(16, "a"), (64, "a"), (256, "a"), (16, "b")]])
+    at = both[:, coder.groups != MARK]
     apart = np.linalg.norm(at[:, None] - at[None, :], axis=2)
     # Each size is four times the one before: equally far apart. Two categories are one apart.
     assert apart[0, 1] == pytest.approx(apart[1, 2]) == pytest.approx(0.5)
@@ -136,4 +137,21 @@ def test_coordinates_keep_sizes_in_order_and_categories_apart():
     # vLLM's default is no choice of the space, and lies between two of them all the same.
     (row,) = coder.encode([Config.of({"seqs": 128, "mode": None})])
     assert at[1, 0] < row[0] < at[2, 0]
-    assert list(coder.groups) == [0, 0, 1, 1, 1]
+    assert list(coder.groups) == [0, 0, 1, 1, 1, *[MARK] * 6]
+    # Each choice has a mark; 128 is none, vLLM's own default is one.
+    assert both[0, 5:].tolist() == [1, 0, 0, 1, 0, 0]
+    assert row[5:].tolist() == [0, 0, 0, 0, 0, 1]
+    assert coder.owners.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_an_effect_of_a_choice_is_carried_to_far_places():
+    """Two marks, coordinates far apart: what one choice does here it is expected to do there."""
+    at = np.array([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [90.0, 1.0, 0.0], [90.0, 0.0, 1.0]])
+    belief = Belief(
+        amplitude=1e-6, level_sd=1e-6, mark_sd=1.0, extra_noise=1e-6, amplitude_sd=1e-3, extra_noise_sd=1e-3
+    )
+    groups = np.array([0, MARK, MARK])
+    gp = Gp.fit(Points(at[:2], np.zeros(2)), np.array([1.0, -1.0]), np.full(2, 1e-3), groups, belief)
+    means, sds = gp.predict(Points(at[2:], np.zeros(2)))
+    assert means == pytest.approx([1.0, -1.0], abs=0.01)
+    assert (sds < 0.05).all()

@@ -144,3 +144,32 @@ def test_expectations_are_finite_for_every_layout_and_model():
         assert all(np.isfinite(column).all() for column in (*found.logs, found.feasible, found.minutes))
         assert (found.log_throughput < math.log(1e6)).all()
         assert found.minutes == pytest.approx(found.minutes.clip(0.5, 60))
+
+
+def test_the_clock_is_set_by_what_the_baseline_was_seen_to_do():
+    """A node twice as slow: throughput halves and TTFT doubles, and half the load is still the same share of it."""
+    config = Config.of({})
+    quick = PRIOR.expect([config])
+    capacity = math.exp(quick.log_throughput[0]) / CHAT.output_tokens.mean
+    slow = replace(PRIOR, offered=replace(PRIOR.offered, rate_rps=10.0)).paced(config, capacity / 2)
+    assert slow.pace == pytest.approx(2.0)
+    found = slow.expect(CONFIGS)
+    assert found.log_throughput == pytest.approx(PRIOR.expect(CONFIGS).log_throughput - math.log(2))
+    assert found.log_ttft == pytest.approx(PRIOR.expect(CONFIGS).log_ttft + math.log(2))
+    assert PRIOR.paced(config, capacity).pace == pytest.approx(1.0)
+    assert PRIOR.paced(config, 1e9).pace == pytest.approx(1 / 4)
+    assert PRIOR.paced(Config.of({"max-num-seqs": "x"}), capacity) is PRIOR
+
+
+def test_the_event_simulator_runs_by_the_same_clock():
+    slow = replace(PRIOR, pace=2.0)
+    half = replace(LOAD, rate_rps_per_gpu=10.0)
+
+    def slow_levels(gpus):
+        _, throughput, ttft = plan_levels(half, gpus, seed=1)
+        return (throughput, plan_requests(CHAT, throughput, 0)), (ttft, plan_requests(CHAT, ttft, 0))
+
+    slow = replace(slow, offered=replace(PRIOR.offered, rate_rps=10.0), levels=slow_levels)
+    known, found = PRIOR.refine(CONFIGS[:2]), slow.refine(CONFIGS[:2])
+    assert found.log_throughput == pytest.approx(known.log_throughput - math.log(2), abs=0.01)
+    assert found.log_ttft == pytest.approx(known.log_ttft + math.log(2), abs=0.05)

@@ -102,7 +102,7 @@ def study(
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened, view_of
+    from autotune.cli.views import opened, view_of, with_explanation
     from autotune.errors import NothingMeasured
     from autotune.node.nvml_probe import open_probe
     from autotune.report.grid import print_to
@@ -118,10 +118,11 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
         run_study(plan, places, target, watcher, probe=open_probe())
     with opened(places) as store:
         view = view_of(store, store.study(plan.recipe.name), places, slo=plan.recipe.slo, rule=plan.pick_rule)
+        load = plan.load_for(store.get_load_plan(plan.recipe.name))
     if as_json:
         typer.echo(json.dumps(study_document(view), indent=2))
     else:
-        print_to(output_console(), study_report(view))
+        print_to(output_console(), study_report(with_explanation(view, plan, load)))
     if not view.front:
         raise NothingMeasured(
             f"study {plan.recipe.name!r} ended without one measured trial, so there is no front",

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autotune.engine.flags import from_argv
-from autotune.errors import StorageError, UnknownName
-from autotune.records import ModelShape, Node, PickRule, Trial
+from autotune.errors import AutotuneError, StorageError, UnknownName
+from autotune.records import LoadPlan, ModelShape, Node, PickRule, Trial
 from autotune.report.view import Background, StudyView
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
@@ -17,6 +18,9 @@ from autotune.store.codec import decode
 from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
+
+if TYPE_CHECKING:
+    from autotune.planning import StudyPlan
 
 
 @contextmanager
@@ -110,3 +114,16 @@ def view_of(
         directory=str(places.folder(study.name).path),
         background=background_of(study),
     )
+
+
+def with_explanation(view: StudyView, plan: StudyPlan, load: LoadPlan | None) -> StudyView:
+    """A view whose report says in short what the study has learnt; where that cannot be told, as it was: the figures
+    are what the report is for."""
+    from autotune.planning.explaining import question_of
+    from autotune.search.explain import explain
+
+    try:
+        found = explain(view.trials, question_of(plan, load, quick=True))
+    except (AutotuneError, ValueError):  # a matrix that is not definite is a ValueError of NumPy's
+        return view
+    return replace(view, explanation=found)

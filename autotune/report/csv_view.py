@@ -26,7 +26,7 @@ def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
         head += [figure, f"{figure}_low", f"{figure}_high"]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\r\n")
-    writer.writerow([_cell(name) for name in (*head, "caveats", *names)])
+    writer.writerow([_cell(name) for name in (*head, "caveats", "origin", "why", *names)])
     for trial in trials:
         writer.writerow([_cell(value) for value in (*_facts(view, trial), *(trial.config.get(name) for name in names))])
     return stream.getvalue()
@@ -48,7 +48,7 @@ def _facts(view: StudyView, trial: Trial) -> list[Value]:
     ]
     for figure in (trial.output_tok_s, trial.output_tok_s_per_gpu, trial.ttft_p95_s, trial.goodput_rps_per_gpu):
         row += _bounds(figure)
-    return [*row, " ".join(caveat.code for caveat in trial.caveats) or None]
+    return [*row, " ".join(caveat.code for caveat in trial.caveats) or None, str(trial.origin), trial.why or None]
 
 
 def _bounds(figure: Estimate | None) -> list[Value]:

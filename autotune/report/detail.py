@@ -34,6 +34,7 @@ from autotune.report.wording import (
     settings,
     share,
 )
+from autotune.search.reasons import launch_reason, plain_why
 from autotune.units import format_bytes
 
 
@@ -106,8 +107,7 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     if roles:
         add(table, "place", ", ".join(roles))
     add(table, "config", f"{trial.config.hash}, proposed by {trial.origin}, attempts: {trial.attempts}")
-    if trial.why:
-        add(table, "why", Text(printable(trial.why)))
+    add(table, "why", Text(printable(f"{launch_reason(trial)}: {plain_why(trial)}")))
     add(table, "settings", Text("\n".join(settings(trial.config)) or "vLLM's defaults"))
     add(table, "GPUs", str(trial.gpus))
     add(table, f"throughput{mark}", f"{rate(trial.output_tok_s)} tok/s, per GPU {rate(trial.output_tok_s_per_gpu)}")

@@ -61,7 +61,10 @@ def brief_lines(found: Explanation, study: str) -> list[RenderableType]:
     still = [printable(one.knob) for one in found.idle if one.how is Nothing.MEASURED]
     if still:
         lines.append(Text(f"Made no difference beyond noise: {', '.join(still)}"))
-    return [*lines, Text(f"`autotune explain {printable(study)}` tells all of it.\n")] if lines else []
+    if not found.weights:
+        return []
+    more = "tells all of it" if lines else "says what is known of each parameter; none of it is beyond noise yet"
+    return [*lines, Text(f"`autotune explain {printable(study)}` {more}.\n")]
 
 
 def explanation_document(

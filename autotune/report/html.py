@@ -13,6 +13,7 @@ from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.view import StudyView
 from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
 from autotune.search.objective import Figures, own_figures
+from autotune.search.reasons import launch_reason, plain_why
 
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
@@ -77,6 +78,7 @@ def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
         "baseline": own,
         "on_front": trial.number in view.front,
         "repeat_of": trial.repeat_of,
+        "why": f"{launch_reason(trial)}: {plain_why(trial)}",
         "settings": changed.split("  ") if changed else [],
         "default": "vLLM's defaults" if own or base is None else "as the baseline",
         "all_settings": " ".join(settings(trial.config)),

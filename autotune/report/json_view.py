@@ -19,6 +19,7 @@ from autotune.records import (
 )
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
+from autotune.search.reasons import launch_reason, plain_why
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""
@@ -68,7 +69,8 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         **_figures(own_figures(trial)),
         "simulated": result.simulated if result else view.simulated,
         "origin": str(trial.origin),
-        "why": trial.why,
+        "launched_as": str(launch_reason(trial)),
+        "why": plain_why(trial),
         "repeat_of": trial.repeat_of,
         "config_hash": trial.config.hash,
         "gpus": trial.gpus,

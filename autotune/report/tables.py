@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.records import Caveat, Outcome, Trial
+from autotune.report.explained import brief_lines
 from autotune.report.grid import add, column, grid, print_to, titled
 from autotune.report.view import StudyRow, StudyView
 from autotune.report.wording import (
@@ -50,6 +51,8 @@ def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
     parts += limit_lines(view)
+    if view.explanation is not None:
+        parts += brief_lines(view.explanation, view.name)
     parts += doubt_lines(view)
     if view.directory:
         parts.append(Text(f"Written to {printable(view.directory)}"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autotune.advice import Advice, advise
 from autotune.bottleneck import Setting, Verdict, verdicts
 from autotune.records import Config, ModelShape, Node, Outcome, Pick, Slo, Trial
+from autotune.search.explain import Explanation
 from autotune.search.lessons import case_of
 from autotune.search.objective import Figures, joined_figures
 
@@ -53,6 +54,7 @@ class StudyView:
         baseline: number of the baseline trial; None before it ran.
         slo: the limit that the pick had to meet, if one was given.
         directory: where the raw files lie.
+        explanation: what the study has learnt, where its short version is to be shown.
     """
 
     name: str
@@ -68,6 +70,7 @@ class StudyView:
     slo: Slo | None = None
     directory: str | None = None
     background: Background | None = None
+    explanation: Explanation | None = None
 
     def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:
         """What held a measured trial back, strongest first; empty where it cannot be told."""

@@ -17,7 +17,7 @@ from autotune.search.explain_model import Beliefs, Question, learnt
 from autotune.search.explain_untried import Region, Untried, untried
 from autotune.search.noise import RunNoise, run_noise
 from autotune.search.prior.expectation import Reason
-from autotune.search.reasons import plain_why, reason_of
+from autotune.search.reasons import launch_reason, plain_why
 
 LEAST_MEASURED = 2
 """Servers with figures below which nothing can be said of differences."""
@@ -100,7 +100,7 @@ def explain(trials: Sequence[Trial], question: Question) -> Explanation:
     return Explanation(
         launched=len(beliefs.launched),
         measured=beliefs.measured,
-        lines=tuple(Line(number=one.number, reason=reason_of(one), why=plain_why(one)) for one in trials),
+        lines=tuple(Line(number=one.number, reason=launch_reason(one), why=plain_why(one)) for one in trials),
         noise=noise,
         prior=_prior_use(beliefs),
         contradicted=beliefs.contradicted,

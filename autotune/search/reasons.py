@@ -27,7 +27,7 @@ def why_line(reason: Reason, text: str) -> str:
     return f"{reason}: {text}"
 
 
-def reason_of(trial: Trial) -> Reason:
+def launch_reason(trial: Trial) -> Reason:
     """Why a trial was launched; of one without such a word, as far as its origin tells."""
     word, colon, _ = trial.why.partition(": ")
     if colon and word in set(Reason):
@@ -40,4 +40,4 @@ def plain_why(trial: Trial) -> str:
     word, colon, text = trial.why.partition(": ")
     if colon and word in set(Reason):
         return text
-    return trial.why or _PLAIN.get(reason_of(trial), "proposed by the sampler")
+    return trial.why or _PLAIN.get(launch_reason(trial), "proposed by the sampler")

@@ -10,12 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
+from autotune.cli.views import view_of, with_explanation
 from autotune.errors import StorageError
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.planning.explaining import explain_study, question_of
 from autotune.planning.stored import kept_of, stored_plan
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import LoadPlan, Trial
+from autotune.report.tables import as_text, study_report
 from autotune.search.explain import PriorUse
 from autotune.session import spec_of
 from autotune.store.places import Places
@@ -158,6 +160,19 @@ def test_the_command_tells_it_as_text_and_as_json(study: Stored, tmp_path: Path)
     assert document["parameters"][0]["parameter"] == "max-num-seqs"
     low, high = document["changes"][0]["throughput"]["interval"]
     assert low <= document["changes"][0]["throughput"]["ratio"] <= high
+
+
+def test_the_report_of_a_study_ends_with_the_short_version(study: Stored) -> None:
+    folder, plan, record, _, load = study
+    places = Places(root=folder / "studies")
+    with Store.open(places.database) as store:
+        view = view_of(store, record, places)
+    assert "autotune explain" not in as_text(study_report(view))
+    told = with_explanation(view, plan, load)
+    assert told.explanation is not None
+    assert "`autotune explain s` " in as_text(study_report(told))
+    broken = replace(plan, shape=None, space=replace(plan.space, parameters=()))
+    assert with_explanation(view, broken, load).trials == view.trials  # figures are shown whatever cannot be explained
 
 
 def test_a_checkpoint_and_conditions_survive_the_store() -> None:

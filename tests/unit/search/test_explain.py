@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import explained_studies as studies
@@ -169,17 +170,17 @@ class Exact:
     def __init__(self, sign: float = 1.0) -> None:
         self.sign = sign
 
-    def expect(self, configs: list[Config]) -> Expectation:
+    def expect(self, configs: Sequence[Config]) -> Expectation:
         logs = np.array([studies.truth(config) for config in configs]).reshape(-1, 2)
         base = np.array(studies.truth(Config.of(studies.BASELINE)))
         throughput, ttft = (base + self.sign * (logs - base)).T
         n = len(configs)
         return Expectation(log_throughput=throughput, log_ttft=ttft, feasible=np.full(n, 0.9), minutes=np.full(n, 3.0))
 
-    def refine(self, configs: list[Config]) -> Expectation:
+    def refine(self, configs: Sequence[Config]) -> Expectation:
         return self.expect(configs)
 
-    def refit(self, observations: list[Observation]) -> Exact:
+    def refit(self, observations: Sequence[Observation]) -> Exact:
         return self
 
 

@@ -1,0 +1,56 @@
+"""How an explanation is shown: the whole of it as text and as JSON, and in short."""
+
+from __future__ import annotations
+
+import json
+
+import explained_studies as studies
+from rich.console import Group
+
+from autotune.report.explained import brief_lines, explanation_document, explanation_text, words_of
+from autotune.report.tables import as_text
+from autotune.search.explain import explain
+
+FOUND = explain(studies.study(0, 48), studies.question())
+
+
+def test_the_text_names_what_matters_what_does_nothing_and_what_nobody_tried() -> None:
+    text = as_text(explanation_text(FOUND, study="s", simulated=True, doubts=("something moved",)), width=200)
+    rows = text[text.index("What mattered") :].splitlines()
+    assert rows[3].lstrip().startswith("max-num-seqs")
+    assert "Note: something moved" in text
+    assert "(simulated)" in text
+    assert "vLLM's default, on: the same server" in text
+    assert "no two of its values differ by more than noise" in text
+    assert "Never tried" in text
+
+
+def test_a_name_with_control_characters_moves_no_cursor() -> None:
+    text = as_text(explanation_text(FOUND, study="s\x1b[2J", simulated=False))
+    assert "\x1b" not in text
+
+
+def test_the_document_is_json_and_agrees_with_the_explanation() -> None:
+    document = json.loads(json.dumps(explanation_document(FOUND, study="s", simulated=False), allow_nan=False))
+    assert [one["parameter"] for one in document["parameters"]] == [one.knob.name for one in FOUND.weights]
+    assert {one["how"] for one in document["no_effect"]} == {"same server", "within noise"}
+    assert document["untried"]["configs"] == FOUND.left
+    assert document["prior"] == "none"
+
+
+def test_the_short_version_is_there_only_where_something_is_known() -> None:
+    told = as_text(Group(*brief_lines(FOUND, "s")), width=200)
+    assert "What mattered, best value against worst: max-num-seqs" in told
+    assert "Made no difference beyond noise: scheduling-policy" in told
+    assert "`autotune explain s`" in told
+    assert brief_lines(explain(studies.study(0, 1), studies.question()), "s") == []
+
+
+def test_values_are_told_as_people_say_them() -> None:
+    layout = (("tensor-parallel-size", 2), ("data-parallel-size", 2), ("enable-expert-parallel", True))
+    assert words_of(layout) == "TP 2 x DP 2 x EP"
+    assert words_of((("tensor-parallel-size", 1), ("data-parallel-size", 1))) == "one GPU"
+    assert words_of((("max-num-seqs", 256),)) == "256"
+    assert words_of((("enable-prefix-caching", False),)) == "off"
+    assert words_of((("enable-chunked-prefill", None),)) == "vLLM's default"
+    assert words_of(()) == "vLLM's default"

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 
 from autotune.records import Estimate, Trial, Value
 from autotune.report.view import StudyView
+from autotune.search.stability import Standing
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n")
 """A spreadsheet runs a cell that opens with one of these."""
+
+_SURE = ("front_probability", "pick_probability", "tied_with")
 
 _FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s", "goodput_rps_per_gpu")
 
@@ -18,7 +21,7 @@ _FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s", "goodput_rps_p
 def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
     """RFC 4180 text with a header. Empty is missing; times are seconds; text that looks like a formula is disarmed.
 
-    Every launch has its own figures; launches of one config share their `config_hash`.
+    Every launch has its own figures; launches of one config share their `config_hash`, and how sure its place is.
     """
     names = sorted({name for trial in trials for name, _ in trial.config})
     head = ["study", "trial", "simulated", "engine", "outcome", "reason", "on_front", "is_pick", "gpus", "config_hash"]
@@ -26,10 +29,25 @@ def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
         head += [figure, f"{figure}_low", f"{figure}_high"]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\r\n")
-    writer.writerow([_cell(name) for name in (*head, "caveats", "origin", "why", *names)])
+    writer.writerow([_cell(name) for name in (*head, "caveats", "origin", "why", *_SURE, *names)])
+    standings = _standings(view)
     for trial in trials:
-        writer.writerow([_cell(value) for value in (*_facts(view, trial), *(trial.config.get(name) for name in names))])
+        facts = (*_facts(view, trial), *_sure(standings.get(trial.config.hash)))
+        writer.writerow([_cell(value) for value in (*facts, *(trial.config.get(name) for name in names))])
     return stream.getvalue()
+
+
+def _standings(view: StudyView) -> dict[str, Standing]:
+    """Of each measured config, by its hash."""
+    hashes = {trial.number: trial.config.hash for trial in view.trials}
+    return {hashes[standing.number]: standing for standing in view.assessment().standings}
+
+
+def _sure(standing: Standing | None) -> list[Value]:
+    if standing is None:
+        return [None] * len(_SURE)
+    tied = " ".join(map(str, standing.tied_with)) or None
+    return [standing.front_probability, standing.pick_probability, tied]
 
 
 def _facts(view: StudyView, trial: Trial) -> list[Value]:

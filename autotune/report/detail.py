@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from autotune.advice import Advice
@@ -14,10 +15,12 @@ from autotune.records import (
     Latency,
     LevelRole,
     Measurement,
+    Origin,
     ServerFacts,
     Trial,
     TrialResult,
 )
+from autotune.report.certainty import chance, marks
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
@@ -98,11 +101,12 @@ def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
 def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> Group:
     table = pairs()
     add(table, "outcome", ending(trial))
+    fresh = " on fresh seeds" if trial.origin is Origin.VALIDATION else ""
     roles = [
         *(["pick"] if view.pick and view.pick.number == trial.number else []),
         *(["on the front"] if trial.number in view.front else []),
         *(["baseline"] if view.baseline == trial.number else []),
-        *([f"repeat of {trial.repeat_of}"] if trial.repeat_of is not None else []),
+        *([f"repeat of {trial.repeat_of}{fresh}"] if trial.repeat_of is not None else []),
     ]
     if roles:
         add(table, "place", ", ".join(roles))
@@ -114,8 +118,24 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     if trial.result is not None and trial.result.goodput is not None:
         add(table, f"goodput{mark}", _goodput(trial, trial.result.goodput))
     add(table, f"TTFT p95{mark}", latency(trial.ttft_p95_s))
+    _certainty(table, view, trial)
     add(table, "log", Text(printable(log_path) if log_path else MISSING))
     return titled(f"Trial {trial.number}{mark}", table)
+
+
+def _certainty(table: Table, view: StudyView, trial: Trial) -> None:
+    """How the trial's config stands, over all its launches; nothing of one that was not measured."""
+    launches = sorted(one.number for one in view.trials if one.measured and one.config.hash == trial.config.hash)
+    found = view.assessment()
+    standing = found.standing(launches[0]) if launches else None
+    if standing is None:
+        return
+    told = [
+        f"on the front with {chance(standing.front_probability)}, the pick with {chance(standing.pick_probability)}"
+    ]
+    add(table, "how sure", ", ".join([*told, *marks(found, standing.number)]))
+    expected = f"{rate(standing.tok_s_per_gpu)} tok/s per GPU, TTFT p95 {latency(standing.ttft_p95_s)}"
+    add(table, "to expect", f"{expected} (the luck of the best of many taken off)")
 
 
 def _goodput(trial: Trial, found: Goodput) -> str:

@@ -21,6 +21,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from autotune.records import Estimate, Outcome, Slo
+from autotune.report.certainty import pick_doubt
 from autotune.report.view import StudyView
 from autotune.report.wording import gain, printable
 from autotune.search.objective import Point, points
@@ -155,7 +156,7 @@ def _draw(view: StudyView, theme: Theme) -> Figure:
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(-0.008, 1.0),
-        ncols=5,
+        ncols=6,
         frameon=False,
         fontsize=9,
         handletextpad=0.4,
@@ -222,7 +223,11 @@ def _points(axes: Axes, view: StudyView, measured: Sequence[Point], theme: Theme
             alpha=0.75,
             zorder=3,
         )
-    _marks(axes, [point for point in front if point not in (base, pick)], theme.front, "o", 8, "front")
+    open_ones = {one.number for one in view.assessment().standings if not one.is_sure}
+    others = [point for point in front if point not in (base, pick)]
+    _marks(axes, [point for point in others if point.number not in open_ones], theme.front, "o", 8, "front")
+    unsure = [point for point in others if point.number in open_ones]
+    _marks(axes, unsure, theme.front, "o", 8, "front, not sure", hollow=True)
     if base and base is not pick:
         _marks(axes, [base], theme.baseline, "D", 8, f"baseline (trial {base.number})")
     if pick:
@@ -296,6 +301,9 @@ def _caption(view: StudyView) -> str:
     parts = [f"{measured} measured, {infeasible} infeasible (not shown)", "bars: 95 % intervals"]
     if any(len(point.numbers) > 1 for point in points(view.trials)):
         parts.append("repeated configs: means, bars over all runs")
+    doubt = pick_doubt(view.assessment()).removeprefix(", ") if view.pick else ""
+    if doubt:
+        parts.append(f"pick {doubt}")
     if view.pick and view.pick.throughput_gain is not None:
         parts.append(
             f"pick against baseline: throughput {gain(view.pick.throughput_gain)}, TTFT {gain(view.pick.ttft_gain)}"

@@ -8,12 +8,14 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autotune.records import Outcome, Trial
+from autotune.records import Origin, Outcome, Trial
+from autotune.report.certainty import certainty_lines, chance, marks, pick_doubt
 from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.view import StudyView
 from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
+from autotune.search.stability import Assessment
 
 _ID = re.compile(r' id="([^"]*)"')
 _REFERENCE = re.compile(r'(?:href="#|url\(#)([^")]+)')
@@ -30,13 +32,17 @@ def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
     template = environment.from_string(files("autotune.report").joinpath("front.html.j2").read_text(encoding="utf-8"))
     shown = view.compared_trials
     pick = view.picked_trial
+    found = view.assessment()
+    goodput = any(trial.result is not None and trial.result.goodput is not None for trial in view.trials)
     return template.render(
         view=view,
         mark=" (simulated)" if view.simulated else "",
         picture_light=_inline(svg_text(view, LIGHT)),
         picture_dark=_inline(svg_text(view, DARK)),
         description=description(view),
-        front=[_row(view, trial, view.joined(trial)) for trial in shown],
+        front=[{**_row(view, trial, view.joined(trial)), **_certainty(found, trial)} for trial in shown],
+        pick_doubt=pick_doubt(found),
+        certainty=certainty_lines(found, "goodput" if goodput else "throughput"),
         repeated=any(view.joined(trial).runs > 1 for trial in shown),
         pick=_row(view, pick, view.joined(pick)) if pick else None,
         trials=[_row(view, trial, own_figures(trial)) for trial in view.trials],
@@ -59,6 +65,14 @@ def _inline(svg: str) -> Markup:
     return Markup(_ID.sub(lambda found: found[0] if found[1] in used else "", element))  # noqa: S704 - see above
 
 
+def _certainty(found: Assessment, trial: Trial) -> dict[str, object]:
+    standing = found.standing(trial.number)
+    return {
+        "sure": "-" if standing is None else chance(standing.front_probability),
+        "marks": marks(found, trial.number),
+    }
+
+
 def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
     base = view.baseline_trial
     own = base is not None and trial.number == base.number
@@ -78,6 +92,7 @@ def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
         "baseline": own,
         "on_front": trial.number in view.front,
         "repeat_of": trial.repeat_of,
+        "fresh": trial.origin is Origin.VALIDATION,
         "why": f"{launch_reason(trial)}: {plain_why(trial)}",
         "settings": changed.split("  ") if changed else [],
         "default": "vLLM's defaults" if own or base is None else "as the baseline",

@@ -17,9 +17,11 @@ from autotune.records import (
     ServerFacts,
     Trial,
 )
+from autotune.report.certainty import certainty_document, pick_document, standing_document
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
+from autotune.search.stability import Assessment
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""
@@ -33,6 +35,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
     over `runs` launches. The `reason` of a trial is its failure's class; the pick's says why it was picked.
     """
     baseline = view.baseline_trial
+    found = view.assessment()
     return {
         "schema": SCHEMA,
         "study": view.name,
@@ -44,9 +47,10 @@ def study_document(view: StudyView) -> dict[str, Any]:
             for trial in view.trials
             if trial.result and trial.result.outcome is Outcome.INFEASIBLE
         ],
-        "front": [_config(view, trial) for trial in view.front_trials],
-        "baseline": _config(view, baseline) if baseline else None,
-        "pick": _pick(view),
+        "front": [_config(view, trial, found) for trial in view.front_trials],
+        "baseline": _config(view, baseline, found) if baseline else None,
+        "pick": _pick(view, found),
+        **certainty_document(found),
         "model": view.model,
         "workload": view.workload,
         "node": view.node,
@@ -146,12 +150,13 @@ def reason_of(trial: Trial) -> str | None:
     return result.caveats[0].code if result.outcome is Outcome.ABANDONED and result.caveats else None
 
 
-def _pick(view: StudyView) -> dict[str, Any] | None:
+def _pick(view: StudyView, found: Assessment) -> dict[str, Any] | None:
     trial, pick = view.picked_trial, view.pick
     if trial is None or pick is None:
         return None
     return {
-        **_config(view, trial),
+        **_config(view, trial, found),
+        **pick_document(found),
         "reason": pick.reason,
         "rule": str(pick.rule),
         "throughput_gain": pick.throughput_gain,
@@ -159,10 +164,15 @@ def _pick(view: StudyView) -> dict[str, Any] | None:
     }
 
 
-def _config(view: StudyView, trial: Trial) -> dict[str, Any]:
+def _config(view: StudyView, trial: Trial, found: Assessment) -> dict[str, Any]:
     """A trial as what stands for its config, over all launches of that."""
     means = view.joined(trial)
-    return {**trial_document(view, trial), **_figures(means), "runs": means.runs}
+    return {
+        **trial_document(view, trial),
+        **_figures(means),
+        "runs": means.runs,
+        **standing_document(found, trial.number),
+    }
 
 
 def _figures(shown: Figures) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.records import Caveat, Outcome, Trial
+from autotune.records import Caveat, Origin, Outcome, Trial
+from autotune.report.certainty import certainty_lines, marks, pick_doubt
 from autotune.report.explained import brief_lines
 from autotune.report.grid import add, column, grid, print_to, titled
 from autotune.report.view import StudyRow, StudyView
@@ -78,6 +79,7 @@ def front_table(view: StudyView) -> RenderableType:
     # With one GPU everywhere the total says the same as the figure per GPU.
     total = any(trial.gpus > 1 for trial in shown)
     repeated = any(view.joined(trial).runs > 1 for trial in shown)
+    found = view.assessment()
     common = _common(view, shown)
     goodput = _searched(shown)
     table = _table(
@@ -91,7 +93,8 @@ def front_table(view: StudyView) -> RenderableType:
             *(str(trial.number), str(trial.gpus), *([str(means.runs)] if repeated else [])),
             *([brief_requests(means.goodput_rps_per_gpu)] if goodput else []),
             *(brief_rate(means.output_tok_s_per_gpu), *([brief_rate(means.output_tok_s)] if total else [])),
-            *(brief_latency(means.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),
+            *(brief_latency(means.ttft_p95_s), _role(view, trial, marks(found, trial.number))),
+            _settings(view, trial, frozenset(common)),
             style="bold" if view.pick and view.pick.number == trial.number else None,
         )
     return titled("Front" + _mark(view), _with_common(table, common))
@@ -129,15 +132,19 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
     pick, trial = view.pick, view.picked_trial
     if pick is None or trial is None:
         return [Text(f"No pick: {_why_no_pick(view)}\n")]
+    found = view.assessment()
     text = Text()
-    text.append(f"Pick: trial {pick.number}", style="bold green")
-    text.append(f" ({pick.rule}): {printable(pick.reason)}\n")
+    doubt = pick_doubt(found)
+    text.append(f"Pick: trial {pick.number}", style="bold yellow" if doubt else "bold green")
+    text.append(f" ({pick.rule}{doubt}): {printable(pick.reason)}\n")
     if pick.throughput_gain is not None or pick.ttft_gain is not None:
         what = "goodput" if _searched([trial]) else "throughput"
         text.append(
             f"Against the baseline{_mark(view)}: {what} per GPU {gain(pick.throughput_gain)}, "
             f"TTFT p95 {gain(pick.ttft_gain)}\n"
         )
+    for line in certainty_lines(found, "goodput" if _searched([trial]) else "throughput"):
+        text.append(f"{line}\n")
     return [text]
 
 
@@ -258,15 +265,16 @@ def _mark(view: StudyView) -> str:
     return " (simulated)" if view.simulated else ""
 
 
-def _role(view: StudyView, trial: Trial) -> Text:
+def _role(view: StudyView, trial: Trial, beside: Sequence[str] = ()) -> Text:
     words = []
     if view.pick and view.pick.number == trial.number:
         words.append("pick")
     if view.baseline == trial.number:
         words.append("baseline")
     elif trial.repeat_of is not None:
-        words.append(f"repeat of {trial.repeat_of}")
-    return Text(", ".join(words), style="green" if "pick" in words else "")
+        fresh = " on fresh seeds" if trial.origin is Origin.VALIDATION else ""
+        words.append(f"repeat of {trial.repeat_of}{fresh}")
+    return Text(", ".join([*words, *beside]), style="green" if "pick" in words else "")
 
 
 def _settings(view: StudyView, trial: Trial, common: frozenset[str] = frozenset()) -> Text:

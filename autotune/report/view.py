@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from autotune.advice import Advice, advise
 from autotune.bottleneck import Setting, Verdict, verdicts
-from autotune.records import Config, ModelShape, Node, Outcome, Pick, Slo, Trial
+from autotune.records import Config, ModelShape, Node, Outcome, Pick, PickRule, Slo, Trial
 from autotune.search.explain import Explanation
 from autotune.search.lessons import case_of
 from autotune.search.objective import Figures, joined_figures
+from autotune.search.stability import Assessment, assess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,10 @@ class StudyView:
     def joined(self, trial: Trial) -> Figures:
         """The figures of front, pick and baseline: means over all launches of the trial's config."""
         return joined_figures(trial, self.trials)
+
+    def assessment(self) -> Assessment:
+        """How sure front and pick are; worked out anew at each call (tens of milliseconds)."""
+        return assess(self.trials, self.pick, rule=self.pick.rule if self.pick else PickRule.KNEE, slo=self.slo)
 
     @property
     def front_trials(self) -> tuple[Trial, ...]:

@@ -68,6 +68,11 @@ class Standing:
         return self.on_front or self.front_probability >= CANDIDATE
 
     @property
+    def is_sure(self) -> bool:
+        """Whether it is on the front with enough probability, and no other is as good within the noise."""
+        return self.front_probability >= CONFIDENCE and not self.beaten_by
+
+    @property
     def is_decided(self) -> bool:
         """Whether it is on the front or not with enough probability, or at best by as much as the noise."""
         return bool(self.beaten_by) or not CANDIDATE < self.front_probability < CONFIDENCE

@@ -60,7 +60,7 @@ def test_units_are_for_people() -> None:
 
 def test_the_report_ends_a_study() -> None:
     text = as_text(study_report(study()))
-    assert "Pick: trial 1 (knee): most throughput within ttft_p95<=500ms" in text
+    assert "Pick: trial 1 (knee, not yet validated): most throughput within ttft_p95<=500ms" in text
     assert "throughput per GPU +40 %, TTFT p95 -54 %" in text
     assert "7 trials: 4 measured, 1 infeasible, 1 faulted" in text
     assert "Written to studies/llama-chat" in text

@@ -278,8 +278,8 @@ def test_estimates_are_fast_enough_for_a_million_configs() -> None:
     for shape, per_s in ((LLAMA, 30_000), (mixed, 10_000)):
         best = 0.0
         for _ in range(3):
-            begun = time.perf_counter()
+            begun = time.process_time()
             for one in settings:
                 estimate(shape, gpu, one)
-            best = max(best, len(settings) / (time.perf_counter() - begun))
+            best = max(best, len(settings) / (time.process_time() - begun))
         assert best > per_s

@@ -216,10 +216,10 @@ def test_hostile_sections_are_refused_with_their_key(quantization: Any, key: str
 
 
 def test_the_worst_patterns_that_are_accepted_end_soon() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     read(ct({"num_bits": 8}, ignore=[f"re:.*.*.*.*{i}!" for i in range(10)]))
     read({"quant_method": "fp8", "ignored_layers": ["*e" * 40 + "!"] * 100})
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_an_unknown_method_is_sized_by_its_bits_or_refused_by_name() -> None:

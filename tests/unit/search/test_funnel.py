@@ -138,9 +138,9 @@ def test_parameters_that_decide_nothing_only_multiply(doubled: bool) -> None:
     free = tuple(Parameter(name=f"env:FREE{index}", choices=(0, 1)) for index in range(10 if doubled else 9))
     layout = Parameter(name="tensor-parallel-size", choices=(1, 2, 4, 8))
     space = SearchSpace(name="free", parameters=(layout, *free))
-    started = time.perf_counter()
+    started = time.process_time()
     kept, reasons = feasible(space, parse_node_name("4xH100-80GB"), LLAMA_8B)
     assert len(kept) == 3 * 2 ** len(free)
     assert dict(reasons) == {"TP x PP x DP is more GPUs than are visible": 2 ** len(free)}
     # Judging each on its own takes about 40 microseconds; four verdicts and a listing take next to nothing.
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

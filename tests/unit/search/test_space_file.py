@@ -303,28 +303,30 @@ def test_hashes_of_studies_that_are_stored_stay() -> None:
 # Size
 
 
+@pytest.mark.no_cover
 def test_large_spaces_are_counted_and_listed_quickly() -> None:
     ten = "{choices: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}"
     made = space(*(f"f{i}: {ten}" for i in range(5)), f"z: {ten[:-1]}, when: {{f0: '> 4'}}}}")
-    begun = time.perf_counter()
+    begun = time.process_time()
     # Half of 100,000 have ten more choices each.
     assert made.size == 50_000 + 50_000 * 10
-    assert time.perf_counter() - begun < 0.2
-    begun = time.perf_counter()
+    assert time.process_time() - begun < 0.2
+    begun = time.process_time()
     # The first 50,000 of the list have no z.
     assert sum(1 for _ in islice(made, 100_000)) == 100_000
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
+@pytest.mark.no_cover
 def test_spaces_beyond_counting_are_refused_at_once() -> None:
     pairs = [f"a{i}: {{choices: [1, 2]}}" for i in range(90)]
     children = [f"b{i}: {{choices: [1, 2], when: {{a{i}: 1}}}}" for i in range(90)]
     many = ", ".join(map(str, range(1000)))
-    begun = time.perf_counter()
+    begun = time.process_time()
     assert "more than 1,000,000 combinations" in str(refused(*pairs, *children))
     assert "1,000,000,000,000 combinations" in str(refused(*(f"a{i}: {{choices: [{many}]}}" for i in range(4))))
     assert "more than 1,000,000 combinations" in str(refused(*(f"a{i}: {{choices: [{many}]}}" for i in range(20))))
-    assert time.perf_counter() - begun < 10
+    assert time.process_time() - begun < 10
 
 
 def test_how_many_parameters_and_choices_a_file_may_have() -> None:

@@ -48,6 +48,7 @@ def test_compiled_code_is_kept_where_the_user_says() -> None:
     assert compiling.cache_root({}) == home
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("core", [Core.COMPILED, Core.PYTHON])
 def test_500_chat_requests_take_at_most_a_tenth_of_a_second_of_one_core(core: Core) -> None:
     """Far from the measured figures (docs/simulator.md), for slow machines' sake; the compiler's own time apart."""

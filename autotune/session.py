@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from autotune.load.tokenizing import find_tokenizer
 from autotune.node.probe import GpuProbe
 from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
+from autotune.planning.calibration import NodeCalibration
 from autotune.planning.stored import kept_of
 from autotune.planning.weights import weights_wanted
 from autotune.records import ClockKind, EngineKind
@@ -85,6 +87,7 @@ def run_study(
                 observer=observer,
                 clock=clock,
                 sleep=sleep,
+                calibration=NodeCalibration.of(plan, platform.node()),
             )
             store.set_study_state(study.name, StudyState.RUNNING)
             _execute(run, store)

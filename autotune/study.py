@@ -17,6 +17,7 @@ from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
 from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan
+from autotune.planning.calibration import NodeCalibration
 from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first
 from autotune.records import (
     STUDY_FATAL_CLASSES,
@@ -75,6 +76,8 @@ class StudyRun:
     Attributes:
         clock: seconds on the engine's clock; durations only.
         sleep: waits between attempts; virtual engines pass one that returns at once.
+        calibration: what is known of the node from earlier studies; None where nothing can be.
+        ended: trials that ended in this run: an earlier one has learnt from the others.
         slo: what the pick must meet; the plan's, or where that leaves it open, the one the study was made with.
     """
 
@@ -88,11 +91,13 @@ class StudyRun:
     observer: StudyObserver
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    calibration: NodeCalibration | None = None
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
     time: TimeLimit = field(init=False)
     began_s: float = field(init=False)
     informed: bool = field(init=False, default=False)
+    ended: set[int] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
@@ -107,6 +112,8 @@ class StudyRun:
             StudyFatal: no config can cure what happened; everything so far is kept.
         """
         self.projection.sync(self.study.name)
+        if self.calibration is not None and self.calibration.told is not None:
+            self.observer.note(self.calibration.told)
         await self._finish_interrupted()
         while self._counted() < self.study.target_trials:
             if not self._time_for(1 + self._repeats_to_come()):
@@ -121,7 +128,17 @@ class StudyRun:
             config, origin, why = chosen
             await self._perform(config, origin, why)
         await self._repeat()
+        await self._learn()
         self.store.set_study_state(self.study.name, StudyState.FINISHED)
+
+    async def _learn(self) -> None:
+        """Keep what this run's trials say about the node for the next study, now that nothing is measured."""
+        if self.calibration is None:
+            return
+        own = [trial for trial in self._trials() if trial.number in self.ended]
+        told = await asyncio.to_thread(self.calibration.learn, own)
+        if told is not None:
+            self.observer.note(told)
 
     # --- which config is next ---------------------------------------------------------------------------------------
 
@@ -160,7 +177,8 @@ class StudyRun:
         if self.informed or self.plan.recipe.sampler != SAMPLER or load is None:
             return
         self.informed = True
-        self.proposer.believe(prior_of(self.plan, load), completer(self.plan))
+        learnt = None if self.calibration is None else self.calibration.coefficients
+        self.proposer.believe(prior_of(self.plan, load, coefficients=learnt), completer(self.plan))
 
     def _pick(self, trials: Sequence[Trial]) -> Pick | None:
         return pick(trials, rule=asked_rule(self.study.spec, self.plan.pick_rule), slo=self.slo)
@@ -278,6 +296,7 @@ class StudyRun:
 
     def _finish(self, trial: Trial, result: TrialResult) -> None:
         finished = self.store.finish_trial(self.study.name, trial.number, result)
+        self.ended.add(trial.number)
         self.projection.sync(self.study.name)
         self.observer.trial_ended(finished, self._trials())
 

@@ -11,6 +11,9 @@ from autotune.search.noise import Difference
 from autotune.search.stability import CONFIDENCE, Assessment, Standing
 from autotune.search.validation import Validation, ValidationState
 
+MOST_NAMED = 3
+"""Trials that a sentence names; JSON has all."""
+
 _UNSURE = 0.995
 """A probability above it is no news in a table."""
 
@@ -148,7 +151,10 @@ def _trend(trend: Trend) -> str:
 
 
 def _numbers(numbers: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(map(str, numbers))
+    """`3, 5`; of many the first and how many more."""
+    if len(numbers) <= MOST_NAMED + 1:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[:MOST_NAMED]))} and {len(numbers) - MOST_NAMED} more"
 
 
 # --- JSON -----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 
 from autotune.records import Estimate, Limit, Pick, PickRule, Slo, Trial
+from autotune.search.drift import undrifted
+from autotune.search.noise import difference, run_noise
 from autotune.search.objective import Point, limited, points
 from autotune.units import format_seconds
 
@@ -100,19 +102,19 @@ def pick(
         return None
     base = _baseline_point(found, trials, baseline)
     if slo is not None and found[0].goodput_rps_per_gpu is not None:
-        return _pick_goodput(found, base, slo)
+        return _pick_goodput(trials, found, base, slo)
     if slo is not None:
         return _pick_slo(found, trials, base, slo)
     on_front = [found[index] for index in front([point.values for point in found])]
     match rule:
         case PickRule.THROUGHPUT:
             best = min(on_front, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-            return _made(best, base, rule, f"the highest throughput: {_figures(best)}")
+            return _made(trials, best, base, rule, f"the highest throughput: {_figures(best)}")
         case PickRule.LATENCY:
             best = min(on_front, key=lambda p: (p.ttft_p95_s.value, -p.tok_s_per_gpu.value, p.number))
-            return _made(best, base, rule, f"the lowest p95 TTFT: {_figures(best)}")
+            return _made(trials, best, base, rule, f"the lowest p95 TTFT: {_figures(best)}")
         case PickRule.KNEE:
-            return _pick_knee(on_front, base)
+            return _pick_knee(trials, on_front, base)
 
 
 def _baseline_point(found: Sequence[Point], trials: Sequence[Trial], baseline: Trial | None) -> Point | None:
@@ -132,6 +134,7 @@ def _pick_slo(found: Sequence[Point], trials: Sequence[Trial], base: Point | Non
     best = min(meeting, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
     judged = "; ".join(_judged(limit, limited(best, trials, limit), alone=len(slo.limits) == 1) for limit in slo.limits)
     return _made(
+        trials,
         best,
         base,
         PickRule.THROUGHPUT,
@@ -152,17 +155,18 @@ def _judged(limit: Limit, figure: Estimate | None, *, alone: bool) -> str:
     )
 
 
-def _pick_goodput(found: Sequence[Point], base: Point | None, slo: Slo) -> Pick:
+def _pick_goodput(trials: Sequence[Trial], found: Sequence[Point], base: Point | None, slo: Slo) -> Pick:
     """Every goodput meets the SLO, which is how it was found; the levels of fixed load say nothing more of it."""
     best = min(found, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-    return _made(best, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}: {_figures(best)}")
+    return _made(trials, best, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}: {_figures(best)}")
 
 
-def _pick_knee(on_front: Sequence[Point], base: Point | None) -> Pick:
+def _pick_knee(trials: Sequence[Trial], on_front: Sequence[Point], base: Point | None) -> Pick:
     if base is None:
         best = min(on_front, key=lambda p: (-_bulge(p, on_front), p.ttft_p95_s.value, p.number))
         why = "where more throughput begins to cost more TTFT than before"
         return _made(
+            trials,
             best,
             base,
             PickRule.KNEE,
@@ -177,7 +181,7 @@ def _pick_knee(on_front: Sequence[Point], base: Point | None) -> Pick:
         among = f"{_count(len(others), 'config')} of the front no worse than the baseline (within its interval)"
     else:
         among = f"{_count(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"
-    return _made(best, base, PickRule.KNEE, f"the best balance of {among}: {_figures(best)}")
+    return _made(trials, best, base, PickRule.KNEE, f"the best balance of {among}: {_figures(best)}")
 
 
 def _alone(point: Point, reference: tuple[float, float]) -> float:
@@ -208,8 +212,8 @@ def _bulge(point: Point, on_front: Sequence[Point]) -> float:
     return (x - x0) * (y1 - y0) - (y - y0) * (x1 - x0)
 
 
-def _made(best: Point, base: Point | None, rule: PickRule, reason: str) -> Pick:
-    text = f"{reason}{_against(best, base)}"
+def _made(trials: Sequence[Trial], best: Point, base: Point | None, rule: PickRule, reason: str) -> Pick:
+    text = f"{reason}{_against(trials, best, base)}"
     if len(best.numbers) > 1:
         text += f"; means of {len(best.numbers)} runs"
     return Pick(
@@ -221,7 +225,7 @@ def _made(best: Point, base: Point | None, rule: PickRule, reason: str) -> Pick:
     )
 
 
-def _against(best: Point, base: Point | None) -> str:
+def _against(trials: Sequence[Trial], best: Point, base: Point | None) -> str:
     if base is None:
         return ""
     if best is base:
@@ -230,23 +234,19 @@ def _against(best: Point, base: Point | None) -> str:
     ttft = best.ttft_p95_s.value / base.ttft_p95_s.value - 1
     what = "throughput" if best.goodput_rps_per_gpu is None else "goodput"
     text = f"; {throughput:+.0%} {what} and {ttft:+.0%} p95 TTFT against the baseline"
-    if _overlap(best.tok_s_per_gpu, base.tok_s_per_gpu) and _overlap(best.ttft_p95_s, base.ttft_p95_s):
+    if _tied(trials, best, base):
         text += ", both within the noise: vLLM's defaults may be as good here"
     return text
 
 
-def _overlap(one: Estimate, other: Estimate) -> bool:
-    """Whether two figures cannot be told apart; one without an interval is taken as exact."""
-    low, high = _bounds(one)
-    other_low, other_high = _bounds(other)
-    return low <= other_high and other_low <= high
-
-
-def _bounds(figure: Estimate) -> tuple[float, float]:
-    return (
-        figure.value if figure.low is None else figure.low,
-        figure.value if figure.high is None else figure.high,
-    )
+def _tied(trials: Sequence[Trial], one: Point, other: Point) -> bool:
+    """Whether both figures differ by less than launches of one config do."""
+    noise, figures = run_noise(trials), undrifted(trials)
+    found = [
+        difference([figures[k][axis] for k in one.numbers], [figures[k][axis] for k in other.numbers], sd)
+        for axis, sd in ((0, noise.throughput_sd), (1, noise.ttft_sd))
+    ]
+    return not any(figure is not None and figure.is_real for figure in found)
 
 
 def _figures(point: Point) -> str:

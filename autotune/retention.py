@@ -9,6 +9,8 @@ from which every figure can be computed again, and the server's words.
 | of an attempt that ended its trial | the trial, or a repeat of it, is baseline, on the front, pick or promoted |
 | of an attempt that was interrupted or spoilt by its environment; a draft | - |
 | a cached answer of a vLLM | a study of this folder used that version, or it is the latest of its command |
+| a calibration | a study of this folder used its version of vLLM, or it is the latest of its machine and GPU |
+| compiled code | a server is using it, or used it within the limit |
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from pathlib import Path
 
 from autotune.engine.flag_cache import CachedAnswer
 from autotune.errors import InvalidOption
@@ -36,6 +39,8 @@ class Part(StrEnum):
     LOGS = "logs"
     LEFTOVERS = "leftovers"
     FLAG_CACHES = "flag-caches"
+    CALIBRATIONS = "calibrations"
+    COMPILE_CACHES = "compile-caches"
 
 
 class Keep(StrEnum):
@@ -51,6 +56,8 @@ class Keep(StrEnum):
     RECENT = "younger than the limit"
     USED = "of a vLLM version that studies used"
     LATEST = "the latest answer of its command"
+    NEWEST = "the latest calibration of its machine and GPU"
+    IN_USE = "a server is using it"
     NOT_CHOSEN = "not asked for"
 
 
@@ -68,6 +75,25 @@ class StudyFacts:
     protected: Mapping[int, Keep]
     attempts: tuple[AttemptRecord, ...]
     files: tuple[RawFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What studies share beside flag answers: a calibration's file, or the folder of compiled code.
+
+    Attributes:
+        version: of vLLM; None where it is not known, or the file is damaged.
+        group: machine and GPU, of a calibration.
+        used_at: UTC.
+    """
+
+    path: Path
+    part: Part
+    size_bytes: int
+    used_at: datetime
+    version: str | None = None
+    group: tuple[str, ...] = ()
+    in_use: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +122,14 @@ class RetentionPlan:
     answers: tuple[CachedAnswer, ...]
     kept: tuple[Kept, ...]
     lost: tuple[LostFigures, ...]
+    shared: tuple[Shared, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """Of everything that would be deleted."""
-        return sum(file.size_bytes for file, _ in self.files) + sum(answer.size_bytes for answer in self.answers)
+        files = sum(file.size_bytes for file, _ in self.files)
+        answers = sum(answer.size_bytes for answer in self.answers)
+        return files + answers + sum(one.size_bytes for one in self.shared)
 
 
 def parse_age(text: str) -> timedelta:
@@ -142,6 +171,7 @@ def plan_retention(
     parts: Iterable[Part],
     now: datetime,
     older_than: timedelta,
+    shared: Sequence[Shared] = (),
 ) -> RetentionPlan:
     """What may go.
 
@@ -150,6 +180,7 @@ def plan_retention(
         used_versions: of vLLM, by the studies in the database.
         parts: what was asked for.
         now: UTC-aware.
+        shared: calibrations and compiled code.
     """
     wanted, youngest = frozenset(parts), now - older_than
     files: list[tuple[RawFile, Part]] = []
@@ -170,7 +201,16 @@ def plan_retention(
             gone.append(answer)
         else:
             stays.append((reason or Keep.NOT_CHOSEN, answer.size_bytes))
-    return RetentionPlan(files=tuple(files), answers=tuple(gone), kept=_summed(stays), lost=_lost(files))
+    going: list[Shared] = []
+    for one in shared:
+        reason = _why_shared(one, shared, used, youngest)
+        if reason is None and one.part in wanted:
+            going.append(one)
+        else:
+            stays.append((reason or Keep.NOT_CHOSEN, one.size_bytes))
+    return RetentionPlan(
+        files=tuple(files), answers=tuple(gone), kept=_summed(stays), lost=_lost(files), shared=tuple(going)
+    )
 
 
 def _judge(file: RawFile, study: StudyFacts, attempt: AttemptRecord | None, youngest: datetime) -> Part | Keep:
@@ -203,6 +243,19 @@ def _why_kept(
         return Keep.USED
     same = (other.modified_at for other in all_answers if other.command == answer.command and other.version is not None)
     return Keep.LATEST if answer.modified_at >= max(same) else None
+
+
+def _why_shared(one: Shared, every: Sequence[Shared], used: frozenset[str], youngest: datetime) -> Keep | None:
+    if one.in_use:
+        return Keep.IN_USE
+    if one.used_at > youngest:
+        return Keep.RECENT
+    if one.part is not Part.CALIBRATIONS or one.version is None:
+        return None
+    if one.version in used:
+        return Keep.USED
+    same = (o.used_at for o in every if o.part is one.part and o.group == one.group and o.version is not None)
+    return Keep.NEWEST if one.used_at >= max(same) else None
 
 
 def _summed(stays: Sequence[tuple[Keep, int]]) -> tuple[Kept, ...]:

@@ -17,7 +17,8 @@ from autotune.cli.surroundings import cache_dir, places_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from autotune.retention import Part, RetentionPlan, StudyFacts
+    from autotune.engine.flag_cache import CachedAnswer
+    from autotune.retention import Part, RetentionPlan, Shared, StudyFacts
     from autotune.store.folder import LockHolder
     from autotune.store.places import Places
     from autotune.store.raw_files import RawFile
@@ -43,6 +44,13 @@ def gc(
     flag_caches: Annotated[
         bool, typer.Option("--flag-caches", help="What vLLM versions no longer used answered to --help.")
     ] = False,
+    calibrations: Annotated[
+        bool,
+        typer.Option("--calibrations", help="What studies learnt of nodes under vLLM versions that are gone."),
+    ] = False,
+    compile_caches: Annotated[
+        bool, typer.Option("--compile-caches", help="Compiled code that no server used since.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it only the list is shown.")] = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
@@ -50,8 +58,9 @@ def gc(
 ) -> None:
     """List what may be deleted of what studies left behind, and delete it with --yes.
 
-    Without --raw, --logs, --leftovers and --flag-caches all four are meant. Never deleted: rows of the database, files
-    of the baseline, of the front, of the pick and of promoted trials, and anything of a study that is running.
+    Without any of --raw, --logs, --leftovers, --flag-caches, --calibrations and --compile-caches all are meant. Never
+    deleted: rows of the database, files of the baseline, of the front, of the pick and of promoted trials, and anything
+    of a study that is running.
     """
     from autotune.cli.views import opened
     from autotune.engine.flag_cache import cached_answers
@@ -59,7 +68,8 @@ def gc(
     from autotune.retention import Part, parse_age, plan_retention
 
     age = parse_age(older_than)
-    chosen = [part for part, wanted in zip(Part, (raw, logs, leftovers, flag_caches), strict=True) if wanted]
+    asked = (raw, logs, leftovers, flag_caches, calibrations, compile_caches)
+    chosen = [part for part, wanted in zip(Part, asked, strict=True) if wanted]
     places = places_of(studies_dir, storage)
     now = datetime.now(UTC)
 
@@ -67,7 +77,13 @@ def gc(
         # A study that is named says nothing about caches, which all studies share.
         answers = () if study else cached_answers(cache_dir(os.environ))
         return plan_retention(
-            facts, answers, used_versions=versions, parts=chosen or tuple(Part), now=now, older_than=age
+            facts,
+            answers,
+            used_versions=versions,
+            parts=chosen or tuple(Part),
+            now=now,
+            older_than=age,
+            shared=() if study else _shared(cache_dir(os.environ)),
         )
 
     if places.storage is None and not study and not Path(places.database).exists():
@@ -86,8 +102,7 @@ def gc(
         _print(plan, done)
     if done is not None and done.errors:
         raise StorageError(
-            f"{len(done.errors)} of {len(plan.files) + len(plan.answers)} files could not be deleted; "
-            f"the first: {done.errors[0]}",
+            f"{len(done.errors)} of {_count(plan)} files could not be deleted; the first: {done.errors[0]}",
             hint="Make the studies folder writable, then run the same command again.",
         )
 
@@ -164,19 +179,74 @@ def _delete(
     )
 
 
+def _count(plan: RetentionPlan) -> int:
+    return len(plan.files) + len(plan.answers) + len(plan.shared)
+
+
+def _shared(folder: Path) -> tuple[Shared, ...]:
+    """Calibrations and compiled code of the cache folder."""
+    from autotune.engine.compile_cache import kept_caches
+    from autotune.retention import Part, Shared
+    from autotune.store.calibrations import kept_calibrations
+
+    found = [
+        Shared(
+            path=one.path,
+            part=Part.CALIBRATIONS,
+            size_bytes=one.size_bytes,
+            used_at=one.modified_at,
+            version=one.place.vllm if one.place else None,
+            group=(one.place.machine, one.place.gpu) if one.place else (),
+        )
+        for one in kept_calibrations(folder)
+    ]
+    found += [
+        Shared(
+            path=one.path,
+            part=Part.COMPILE_CACHES,
+            size_bytes=one.size_bytes,
+            used_at=one.used_at,
+            in_use=one.in_use,
+        )
+        for one in kept_caches(folder)
+    ]
+    return tuple(found)
+
+
+def _forget_shared(one: Shared) -> bool:
+    """Whether it was there and is gone now.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    from autotune.engine.compile_cache import KeptCache, forget_cache
+    from autotune.retention import Part
+    from autotune.store.calibrations import KeptCalibration, forget_calibration
+
+    if one.part is Part.CALIBRATIONS:
+        kept = KeptCalibration(path=one.path, place=None, size_bytes=one.size_bytes, modified_at=one.used_at)
+        return forget_calibration(kept)
+    return forget_cache(KeptCache(path=one.path, size_bytes=one.size_bytes, used_at=one.used_at, in_use=False))
+
+
 def _delete_answers(plan: RetentionPlan) -> Done:
+    """Delete what studies share."""
     from autotune.engine.flag_cache import forget_answer
     from autotune.errors import StorageError
+    from autotune.retention import Shared
 
-    deleted, errors = [], []
-    for answer in plan.answers:
+    deleted: list[CachedAnswer | Shared] = []
+    errors = []
+    every: tuple[CachedAnswer | Shared, ...] = (*plan.answers, *plan.shared)
+    for one in every:
         try:
-            deleted += [answer] if forget_answer(answer) else []
+            gone = _forget_shared(one) if isinstance(one, Shared) else forget_answer(one)
+            deleted += [one] if gone else []
         except StorageError as error:
             errors.append(error.message)
     return Done(
-        deleted=tuple(str(answer.path) for answer in deleted),
-        size_bytes=sum(answer.size_bytes for answer in deleted),
+        deleted=tuple(str(one.path) for one in deleted),
+        size_bytes=sum(one.size_bytes for one in deleted),
         errors=tuple(errors),
     )
 
@@ -193,6 +263,10 @@ def _document(plan: RetentionPlan, done: Done | None, older_than: str) -> dict[s
         "flag_caches": [
             {"path": str(answer.path), "vllm_version": answer.version, "bytes": answer.size_bytes}
             for answer in plan.answers
+        ],
+        "shared": [
+            {"path": str(one.path), "part": one.part, "vllm_version": one.version, "bytes": one.size_bytes}
+            for one in plan.shared
         ],
         "bytes": plan.size_bytes,
         "kept": [{"reason": kept.reason, "files": kept.files, "bytes": kept.size_bytes} for kept in plan.kept],
@@ -219,7 +293,10 @@ def _print(plan: RetentionPlan, done: Done | None) -> None:
     if plan.answers:
         size = sum(answer.size_bytes for answer in plan.answers)
         add(table, "-", "flag-caches", "-", str(len(plan.answers)), format_bytes(size))
-    if plan.files or plan.answers:
+    for part in dict.fromkeys(one.part for one in plan.shared):
+        own = [one for one in plan.shared if one.part is part]
+        add(table, "-", part, "-", str(len(own)), format_bytes(sum(one.size_bytes for one in own)))
+    if _count(plan):
         print_to(console, titled("May be deleted", table))
     kept = grid()
     for head, right in (("kept", False), ("files", True), ("size", True)):
@@ -241,7 +318,7 @@ def _groups(plan: RetentionPlan) -> Iterator[tuple[str, Part, list[RawFile]]]:
 def _closing_lines(plan: RetentionPlan, done: Done | None) -> Iterator[str]:
     from autotune.units import format_bytes
 
-    total = len(plan.files) + len(plan.answers)
+    total = _count(plan)
     if plan.lost:
         verb = "can then no longer" if done is None else "can no longer"
         yield f"Figures that {verb} be computed again from their requests (they stay in the database):"

@@ -30,8 +30,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
+from autotune.errors import StorageError
 from autotune.records import Failure, FailureClass
 
 FOLDER = "compile"
@@ -56,6 +59,7 @@ _PARTS = (
     ("DG_JIT_CACHE_DIR", "vllm/deep_gemm"),
 )
 _COMPILED = ("vllm/torch_compile_cache", "vllm/deep_gemm", "torchinductor", "triton_cache")
+_SLOT = re.compile(r"slot-\d+(\.replaced)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9.+_-]+")
 
 
@@ -162,10 +166,88 @@ class CompileCaches:
             with contextlib.suppress(OSError):
                 folder.mkdir(exist_ok=True)
             env = {name: str(folder / part) for name, part in _PARTS if not whole.get(name)}
+            with contextlib.suppress(OSError):
+                os.utime(lock)  # when it was last used, whether or not anything is compiled
             lease = CacheLease(folder, lock, env=env)
             lease.tidy(time.time())
             return lease
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCache:
+    """One slot, or what was set aside of one.
+
+    Attributes:
+        in_use: a server holds it now.
+        used_at: when a server last took it, or it was set aside; UTC.
+    """
+
+    path: Path
+    size_bytes: int
+    used_at: datetime
+    in_use: bool
+
+    @property
+    def lock(self) -> Path:
+        """The file whose lock stands for the slot."""
+        return self.path.with_name(f"{self.path.name.removesuffix('.replaced')}.lock")
+
+
+def kept_caches(cache_dir: Path) -> tuple[KeptCache, ...]:
+    """All compiled code below the cache directory, of every vLLM and node, by path. Links are not followed."""
+    found = []
+    for path in sorted((cache_dir / FOLDER).glob("vllm-*/slot-*")):
+        if _SLOT.fullmatch(path.name) is None or path.is_symlink() or not path.is_dir() or path.parent.is_symlink():
+            continue
+        kept = KeptCache(path=path, size_bytes=_size(path), used_at=datetime.fromtimestamp(0, UTC), in_use=False)
+        aside = path.name.endswith(".replaced")
+        with contextlib.suppress(OSError):
+            seen = path.stat() if aside or not kept.lock.exists() else kept.lock.stat()
+            held = False if aside else _is_held(kept.lock)
+            found.append(replace(kept, used_at=datetime.fromtimestamp(seen.st_mtime, UTC), in_use=held))
+    return tuple(found)
+
+
+def forget_cache(kept: KeptCache) -> bool:
+    """Delete a slot's files under its lock; False where it is gone or in use meanwhile. The next start compiles anew.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    try:
+        lock = os.open(kept.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise StorageError(f"{kept.lock}: cannot be locked: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(kept.path)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError as error:
+        raise StorageError(f"{kept.path}: cannot be deleted: {error.strerror}") from None
+    finally:
+        os.close(lock)  # the file stays: who waits for it holds the same one
+    return True
+
+
+def _is_held(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
 
 
 def _files(folder: Path) -> Iterator[Path]:

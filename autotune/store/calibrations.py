@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -158,6 +159,58 @@ def load_calibration(folder: Path, place: Place, prior: Coefficients) -> StoredC
         loads=file.loads,
         saved_at=file.saved_at,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCalibration:
+    """One file.
+
+    Attributes:
+        place: None for one that no study reads any more: damaged, of a later format, or a draft.
+        modified_at: UTC.
+    """
+
+    path: Path
+    place: Place | None
+    size_bytes: int
+    modified_at: datetime
+
+
+def kept_calibrations(folder: Path) -> tuple[KeptCalibration, ...]:
+    """The files in a folder, by name; links are not followed, and what bears other names is not ours."""
+    found = []
+    for path in sorted(folder.glob("calibration-*")):
+        try:
+            seen = path.lstat()
+        except OSError:
+            continue  # gone meanwhile
+        if not stat.S_ISREG(seen.st_mode) or path.suffix not in (".json", ".tmp"):
+            continue
+        file = _read(path) if path.suffix == ".json" else None
+        found.append(
+            KeptCalibration(
+                path=path,
+                place=None if file is None else Place(machine=file.machine, gpu=file.gpu, vllm=file.vllm),
+                size_bytes=seen.st_size,
+                modified_at=datetime.fromtimestamp(seen.st_mtime, UTC),
+            )
+        )
+    return tuple(found)
+
+
+def forget_calibration(kept: KeptCalibration) -> bool:
+    """Delete a file; False where it is gone already.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    try:
+        kept.path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{kept.path}: cannot be deleted: {error.strerror}") from None
+    return True
 
 
 def _name(place: Place) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.cli.gc import gc
+from autotune.engine.compile_cache import CompileCaches, forget_cache, kept_caches
 from autotune.engine.flag_cache import cached_answers, forget_answer
 from autotune.errors import InvalidOption, StorageError, UnknownName
 from autotune.records import (
@@ -27,6 +28,9 @@ from autotune.records import (
     Outcome,
     TrialResult,
 )
+from autotune.simulator.calibrate import UNCERTAINTIES, Calibration
+from autotune.simulator.coefficients import Coefficients
+from autotune.store.calibrations import Place, kept_calibrations, save_calibration
 from autotune.store.folder import LockHolder
 from autotune.store.places import Places
 from autotune.store.repository import Store
@@ -314,3 +318,83 @@ def test_damaged_answers_have_no_version(tmp_path: Path) -> None:
 
 def _fields(one: Any) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__slots__}
+
+
+def calibration(folder: Path, machine: str, version: str, age_s: float = 0.0) -> Path:
+    spreads = {name: sigma / 2 for name, sigma in UNCERTAINTIES.items()}
+    found = Calibration(coefficients=Coefficients(), spreads=spreads, loads=2, misfit_before=2.0, misfit_after=1.0)
+    path = save_calibration(folder, Place(machine=machine, gpu="NVIDIA H200", vllm=version), found)
+    os.utime(path, (LONG_AGO.timestamp() + age_s, LONG_AGO.timestamp() + age_s))
+    return path
+
+
+def test_calibrations_of_versions_that_are_gone_go_and_the_latest_of_a_machine_stays(
+    places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    used = calibration(cache, "one", "0.32.0")  # the study's own version
+    older, latest = calibration(cache, "one", "0.30.0"), calibration(cache, "one", "0.31.0", 9.0)
+    alone = calibration(cache, "two", "0.20.0")
+    young = calibration(cache, "one", "0.29.0", 100 * 86400.0)
+    os.utime(latest, (LONG_AGO.timestamp() + 200, LONG_AGO.timestamp() + 200))
+    damaged = write(cache / f"calibration-{'0' * 16}.json", 7)
+    (cache / "calibration-link.json").symlink_to(used)
+    listed = run(places, capsys, calibrations=True)["shared"]
+    assert {Path(one["path"]).name for one in listed} == {older.name, latest.name, damaged.name}
+    assert {one["part"] for one in listed} == {"calibrations"}
+    young.unlink()  # then the version before it is the latest
+    document = run(places, capsys, calibrations=True, yes=True)
+    assert sorted(document["deleted"]) == sorted([str(older), str(damaged)])
+    assert used.exists()
+    assert latest.exists()
+    assert alone.exists()
+    assert len(kept_calibrations(cache)) == 3
+    calibration(cache, "one", "0.30.0")
+    assert run(places, capsys, "chat")["shared"] == []  # a study's name says nothing about what all share
+
+
+def test_compiled_code_goes_when_no_server_used_it_for_long(
+    places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    caches = CompileCaches.of(cache, version="0.32.0", command="vllm", node="n", environ={})
+    held, idle = caches.take({}), caches.take({})
+    assert held is not None
+    assert idle is not None
+    for number in (0, 1):
+        write(caches.root / f"slot-{number}" / "vllm" / "torch_compile_cache" / "graph", 500)
+    idle.release()
+    assert run(places, capsys, compile_caches=True)["shared"] == []  # just used
+    for lock in caches.root.glob("*.lock"):
+        os.utime(lock, (LONG_AGO.timestamp(), LONG_AGO.timestamp()))
+    stranger = write(cache / "compile" / "vllm-0.32.0-x" / "notes", 5)
+    listed = run(places, capsys, compile_caches=True)
+    assert [Path(one["path"]).name for one in listed["shared"]] == ["slot-1"]
+    assert listed["shared"][0]["bytes"] >= 500
+    assert next(one["files"] for one in listed["kept"] if one["reason"] == "a server is using it") == 1
+    assert run(places, capsys, compile_caches=True, yes=True)["deleted"] == [str(caches.root / "slot-1")]
+    assert not (caches.root / "slot-1").exists()
+    assert (caches.root / "slot-0").exists()
+    assert stranger.exists()
+    again = caches.take({})  # the slot can be taken as before
+    assert again is not None
+    assert again.was_empty
+    again.release()
+    held.release()
+
+
+def test_a_slot_that_a_server_takes_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    caches = CompileCaches.of(tmp_path, version="0.32.0", command="vllm", node="n", environ={})
+    first = caches.take({})
+    assert first is not None
+    first.release()
+    (found,) = kept_caches(tmp_path)
+    assert not found.in_use
+    lease = caches.take({})
+    assert lease is not None
+    assert not forget_cache(found)
+    assert found.path.exists()
+    lease.release()
+    assert forget_cache(found)
+    assert not forget_cache(found)
+    assert kept_caches(tmp_path / "none") == ()

@@ -71,7 +71,7 @@ MaxTime = Annotated[
     ),
 ]
 Repeats = Annotated[
-    int | None, typer.Option(min=0, max=100, help="Launches of baseline and pick again at the end, to see noise.")
+    int | None, typer.Option(min=0, max=100, help="Most launches again of one config at the end, to see noise.")
 ]
 Sampler = Annotated[
     str | None,

@@ -34,7 +34,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "extra_args": "Flags of every launch, the baseline included, as a list of words.",
         "trials": "Trials to reach, the baseline included.",
         "max_time_s": "Seconds that one run of the study may take, launches again included.",
-        "repeats": "How often baseline and pick are launched again at the end, to see the noise.",
+        "repeats": "Most launches again of one config at the end: of baseline, pick, and what may belong on the front.",
         "sampler": "prior, tpe, nsga2, gp, random, qmc or grid.",
         "seed": "Of prompts, arrival times and proposals.",
         "load": "The two load levels, per GPU used; left out, they are found on the baseline.",

@@ -167,6 +167,7 @@ class Proposer:
             is_allowed=is_allowed,
             is_discouraged=is_discouraged,
             complete=self._complete,
+            limits=self._limits,
         )
 
     def _propose(

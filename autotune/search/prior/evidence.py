@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Config, Estimate, FailureClass, Outcome, Trial
+from autotune.records import Config, Estimate, FailureClass, Outcome, Slo, SloMetric, Trial
 from autotune.search.noise import RunNoise, run_noise
-from autotune.search.objective import Point, points
+from autotune.search.objective import Point, points, violations
 from autotune.search.prior.expectation import Observation
 
 _INTERVAL_SDS = 2 * 1.959964
@@ -26,8 +26,11 @@ MEMORY_CLASSES = frozenset(
 """Failures for want of memory: a little less of something cures them."""
 
 
-def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
+def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[Observation, ...]:
     """What finished trials say, oldest config first.
+
+    Args:
+        limits: what a config has to keep to.
 
     Faulted trials say nothing: the environment was bad. A config that was measured once counts as feasible, whatever
     became of its other launches. An abandoned one started; it has no figures.
@@ -49,6 +52,7 @@ def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
             logs=None if point is None else point.logs,
             sds=(0.0, 0.0) if point is None else _sds(point, noise),
             short_of_memory=None if result.failure is None else result.failure.kind in MEMORY_CLASSES,
+            keeps=None if point is None else _keeps(point, history, limits),
             kv_tokens=facts.kv_cache_tokens if facts is not None else None,
             available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
         )
@@ -58,6 +62,14 @@ def observations(history: Sequence[Trial]) -> tuple[Observation, ...]:
 def running(history: Sequence[Trial]) -> tuple[Config, ...]:
     """Configs whose trial has not ended."""
     return tuple(trial.config for trial in history if trial.result is None)
+
+
+def _keeps(point: Point, history: Sequence[Trial], limits: Slo | None) -> bool | None:
+    """Whether it keeps to the limits, that of the p95 TTFT aside: the process knows more of an objective than that."""
+    others = tuple(limit for limit in limits.limits if limit.metric is not SloMetric.TTFT_P95) if limits else ()
+    if not others:
+        return None
+    return all(value <= 0.0 for value in violations(point, history, Slo(limits=others)).values())
 
 
 def _sds(point: Point, noise: RunNoise) -> tuple[float, float]:

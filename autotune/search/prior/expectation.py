@@ -48,6 +48,7 @@ class Observation:
         logs: means of (log throughput, log TTFT); None where it did not start, or its figures are no objective.
         sds: standard deviations of those means.
         short_of_memory: it failed for want of memory; None where it started or failed for no known reason.
+        keeps: whether it keeps to the limits other than that of the p95 TTFT; None where there are none, or no figures.
         kv_tokens: capacity of the KV cache that the log stated; None where it did not.
         available_kv_bytes: what the log stated to be left for KV per GPU, also where that was too little.
     """
@@ -57,6 +58,7 @@ class Observation:
     logs: tuple[float, float] | None = None
     sds: tuple[float, float] = (0.0, 0.0)
     short_of_memory: bool | None = None
+    keeps: bool | None = None
     kv_tokens: int | None = None
     available_kv_bytes: int | None = None
 

@@ -57,11 +57,11 @@ def probabilities(
     left[others[explained]] = False
     if not outcomes[left].all():
         observed = Points(observed.at[left], observed.slope[left])
-        believed = _regressed(observed, outcomes[left], believed_of_observed[left], candidates, believed, groups)
+        believed = regressed(observed, outcomes[left], believed_of_observed[left], candidates, believed, groups)
     return believed * (1.0 - suspected)
 
 
-def _regressed(
+def regressed(
     observed: Points,
     outcomes: NDArray[np.bool_],
     believed_of_observed: Floats,
@@ -69,7 +69,7 @@ def _regressed(
     believed: Floats,
     groups: NDArray[np.intp],
 ) -> Floats:
-    """Outcomes in neighbourhoods."""
+    """P(good) of every candidate from outcomes in their neighbourhoods; arguments as in `probabilities`."""
     labels = np.where(outcomes, 1.0, -1.0) - _centre(believed_of_observed)
     gp = Gp.fit(observed, labels, np.zeros(len(labels)), groups, _BELIEF)
     means, sds = gp.predict(candidates)

@@ -58,10 +58,15 @@ Levels = Callable[
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """Configs resolved once: their columns and memory. `columns` is None where no config has known physics."""
+    """Configs resolved once: their columns and memory.
+
+    Attributes:
+        known: whose physics are known.
+        parts: for each checkpoint the places of its configs, and their columns.
+    """
 
     known: np.ndarray
-    columns: Columns | None
+    parts: tuple[tuple[np.ndarray, Columns], ...]
     spare_bytes: Floats
     minutes: Floats
 
@@ -119,25 +124,28 @@ class PhysicalPrior:
             capacity_rps: requests/s per GPU that the baseline served at most.
         """
         found = self._resolved([baseline])
-        if found.columns is None or capacity_rps <= 0:
+        if not found.known.all() or capacity_rps <= 0:
             return self
-        throughput, _ = ClosedForm(found.columns, self.offered, self.coefficients, self.factors).predict()
+        throughput, _ = replace(self, pace=1.0)._predicted(found, self.factors)
         share = float(throughput[0]) / self.offered.output_tokens / capacity_rps
         return replace(self, pace=min(MOST_PACE, max(1.0 / MOST_PACE, share)))
 
-    def _form(self, columns: Columns, factors: Factors) -> ClosedForm:
-        return ClosedForm(columns, self.offered, self.coefficients, factors, self.pace)
+    def _predicted(self, found: _Resolved, factors: Factors) -> Floats:
+        """Throughput and TTFT, shape (2, configs); NaN where nothing is known."""
+        figures = np.full((2, len(found.known)), np.nan)
+        for places, columns in found.parts:
+            figures[:, places] = ClosedForm(columns, self.offered, self.coefficients, factors, self.pace).predict()
+        return figures
 
     def expect(self, configs: Sequence[Config]) -> Expectation:
         """Closed form and memory arithmetic; a config that cannot be resolved is expected to fail."""
         found = self._resolved(configs)
         n = len(configs)
-        logs = [np.zeros(n), np.zeros(n)]
-        if found.columns is not None:
-            figures = self._form(found.columns, self.factors).predict()
-            for column, figure in zip(logs, figures, strict=True):
-                column[:] = np.log(figure).mean()
-                column[found.known] = np.log(figure)
+        logs = np.log(self._predicted(found, self.factors))
+        if found.known.any():
+            logs = np.where(found.known, logs, logs[:, found.known].mean(axis=1, keepdims=True))
+        else:
+            logs = np.zeros((2, n))
         sd = MEMORY_SD_SHARE / math.sqrt(1.0 + 24.0 * min(self.learnt_bytes, 1))
         memory = min((gpu.memory_bytes for gpu in self.node.gpus), default=1)
         feasible = STARTS * cumulative((found.spare_bytes + self.shift_bytes) / (sd * memory))
@@ -167,10 +175,12 @@ class PhysicalPrior:
         found = replace(self, shift_bytes=shift, learnt_bytes=len(shifts))
         seen = [one for one in observations if one.logs is not None]
         resolved = self._resolved([one.config for one in seen]) if seen else None
-        if resolved is None or resolved.columns is None:
+        if resolved is None or not resolved.known.any():
             return found
         truth = np.array([one.logs for one, known in zip(seen, resolved.known, strict=True) if known]).T
-        return replace(found, factors=_fitted(self._form(resolved.columns, Factors()), truth))
+        return replace(
+            found, factors=_fitted(lambda factors: np.log(self._predicted(resolved, factors)[:, resolved.known]), truth)
+        )
 
     def _shape(self, config: Config) -> ModelShape:
         return self.shapes.get(str(config.get(CHECKPOINT)), self.shape)
@@ -188,7 +198,7 @@ class PhysicalPrior:
     def _resolve(self, configs: Sequence[Config]) -> _Resolved:
         version, n = version_of_text(self.vllm_version), len(configs)
         known, spare, minutes = np.zeros(n, dtype=np.bool_), np.full(n, -1e15), np.full(n, 3.0)
-        settings, tokens = [], []
+        groups: dict[ModelShape, list[tuple[int, ResolvedSettings, int]]] = {}
         gpu = min(self.node.gpus, key=lambda one: one.memory_bytes, default=None)
         for row, config in enumerate(configs):
             shape = self._shape(config)
@@ -197,16 +207,18 @@ class PhysicalPrior:
                 memory = None if gpu is None else estimate(shape, gpu, one, version=version)
             except (InvalidOption, ValueError):
                 continue  # no settings, or a KV dtype of unknown size: the launch finds out
-            if memory is None or one.gpus > self.node.gpu_count or shape is not self.shape:
+            if memory is None or one.gpus > self.node.gpu_count:
                 continue
             known[row] = True
             spare[row] = memory.available_kv_bytes - memory.needed_kv_bytes
             minutes[row] = START_MINUTES + memory.weights_bytes_per_gpu * one.tensor_parallel / DISK_BYTES_PER_S / 60
-            settings.append(one)
-            tokens.append(max(memory.kv_tokens, one.block_size))
-        columns = columns_of(self.node, self.shape, settings, tokens, self.coefficients) if settings else None
+            groups.setdefault(shape, []).append((row, one, max(memory.kv_tokens, one.block_size)))
+        parts = []
+        for shape, rows in groups.items():
+            places, settings, tokens = zip(*rows, strict=True)
+            parts.append((np.array(places), columns_of(self.node, shape, settings, tokens, self.coefficients)))
         minutes += 2.0 * self.offered.requests / self.offered.rate_rps / 60
-        return _Resolved(known, columns, spare, minutes)
+        return _Resolved(known, tuple(parts), spare, minutes)
 
     def _simulated(self, config: Config) -> tuple[float, float] | None:
         settings, shape = self.settings(config), self._shape(config)
@@ -251,10 +263,14 @@ def _sooner(request: PlannedRequest, pace: float) -> PlannedRequest:
     return request if request.scheduled_s is None else replace(request, scheduled_s=request.scheduled_s / pace)
 
 
-def _fitted(form: ClosedForm, truth: Floats) -> Factors:
+def _fitted(predicted: Callable[[Factors], Floats], truth: Floats) -> Factors:
     """The most probable factors: Gauss-Newton from 1, far-off trials weighted down (Huber), changes bounded.
 
     Each objective may be off by a level of its own beside: two more unknowns, which the process behind models.
+
+    Args:
+        predicted: logarithms of both objectives, shape (2, n), from factors.
+        truth: the measured ones.
     """
     n, factors = truth.shape[1], len(Factors.__dataclass_fields__)
     spread = np.array([*([FACTOR_SD] * factors), *LEVEL_SDS])
@@ -262,8 +278,7 @@ def _fitted(form: ClosedForm, truth: Floats) -> Factors:
     at, sds = np.zeros(factors + 2), believed
 
     def misfit(at: Floats) -> Floats:
-        predicted = replace(form, factors=Factors.of(list(at[:factors]))).predict()
-        return (truth - at[factors:, None] - np.log(np.array(predicted))).ravel()
+        return (truth - at[factors:, None] - predicted(Factors.of(list(at[:factors])))).ravel()
 
     for _ in range(FIT_ROUNDS):
         here = misfit(at)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autotune.records import Config, Trial
+from autotune.records import Config, Slo, Trial
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.bend import Bend
 from autotune.search.prior.candidates import COMPILE_MINUTES, Candidates, unknown_expectation
@@ -27,9 +27,10 @@ from autotune.search.prior.expectation import (
     Proposal,
     Reason,
 )
-from autotune.search.prior.feasibility import probabilities
+from autotune.search.prior.feasibility import probabilities, regressed
 from autotune.search.prior.gp import Points
 from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement
+from autotune.search.prior.normal import cumulative
 from autotune.search.prior.parsimony import changes, in_order
 from autotune.search.prior.surrogate import Surrogate, learn
 from autotune.search.space import SearchSpace
@@ -40,8 +41,11 @@ COVER = 4
 DISCOURAGED = 0.3
 """Share of its score that a config keeps when it repeats what went wrong elsewhere."""
 
-CAUTION = 1.0
-"""Power of the probability that a config runs."""
+CAUTION = 1.5
+"""Power of the probability that a config runs. A failed launch costs more than its own minutes: it teaches less."""
+
+KEEPS = 0.7
+"""Probability that a config keeps to a limit of which nothing is known yet."""
 
 _FANTASY_SD = 0.05
 _LEAST_MINUTES = 0.25
@@ -58,6 +62,7 @@ def propose(
     is_allowed: Callable[[Config], bool] = lambda _: True,
     is_discouraged: Callable[[Config], bool] = lambda _: False,
     complete: Callable[[Config], Config] = lambda config: config,
+    limits: Slo | None = None,
 ) -> Proposal | None:
     """A config of `space` that is neither tried nor running; None when none is left.
 
@@ -69,8 +74,9 @@ def propose(
         is_allowed: the rules, asked about one config after the other, best first.
         is_discouraged: keeps `DISCOURAGED` of its score; see `search.lessons`.
         complete: fills in what vLLM takes for the parameters that a config of the history lacks.
+        limits: what a config has to keep to: its score is multiplied with the probability that it does.
     """
-    seen = [replace(one, config=complete(one.config)) for one in observations(history)]
+    seen = [replace(one, config=complete(one.config)) for one in observations(history, limits)]
     open_now = [complete(config) for config in running(history)]
     tried = [trial.config for trial in history]
     return propose_after(
@@ -82,6 +88,7 @@ def propose(
         rng,
         is_allowed=is_allowed,
         is_discouraged=is_discouraged,
+        ttft_p95_s=None if limits is None else limits.ttft_p95_s,
     )
 
 
@@ -95,6 +102,7 @@ def propose_after(
     *,
     is_allowed: Callable[[Config], bool] = lambda _: True,
     is_discouraged: Callable[[Config], bool] = lambda _: False,
+    ttft_p95_s: float | None = None,
 ) -> Proposal | None:
     """As `propose`, from observations instead of trials.
 
@@ -102,6 +110,7 @@ def propose_after(
         seen: the baseline, whose objectives set the reference, first.
         open_now: configs that are running.
         tried: what is not to be proposed; may hold more than the space's parameters.
+        ttft_p95_s: its limit.
     """
     free = np.ones(len(listed.configs), dtype=np.bool_)
     for config in tried:
@@ -114,7 +123,7 @@ def propose_after(
     if prior is None and sum(one.logs is not None for one in seen) < COVER:
         known = [*(one.config for one in seen), *open_now]
         return _cover(listed, left, known, rng, is_allowed, is_discouraged)
-    judged = _judge(listed, left, seen, open_now, prior)
+    judged = _judge(listed, left, seen, open_now, prior, None if ttft_p95_s is None else math.log(ttft_p95_s))
     home = listed.coder.encode([seen[0].config])[0] if seen else None
     counts = (
         np.zeros(len(left), np.intp) if home is None else changes(listed.coder, listed.at[left], home, listed.lossy)
@@ -138,7 +147,12 @@ class _Judged:
 
 
 def _judge(
-    listed: Candidates, left: np.ndarray, seen: Sequence[Observation], open_now: Sequence[Config], prior: Prior | None
+    listed: Candidates,
+    left: np.ndarray,
+    seen: Sequence[Observation],
+    open_now: Sequence[Config],
+    prior: Prior | None,
+    log_limit: float | None = None,
 ) -> _Judged:
     fitted = None if prior is None else prior.refit(seen)
     bend = Bend.of(seen)
@@ -174,13 +188,45 @@ def _judge(
     # The front as it is believed to be, not as it was drawn: a lucky launch must not hide its neighbours.
     known = [_Beliefs.values(surrogates, one) for one in (here.where(measured), there)]
     reference = _reference(known[0], expected)
-    front = front_of([point for points in known for point in points], reference)
+    within, worst = _within(listed, left, here, seen, (-means[1], sds[1]), bend, log_limit)
+    front = front_of([point for points in known for point in points if -point[1] <= worst], reference)
     gains = expected_improvement(front, reference, means, sds)
     warm = listed.compiles.warm([*(one.config for one in seen if one.feasible), *open_now])[left]
     minutes = np.maximum(expected.minutes[left] - COMPILE_MINUTES * warm, _LEAST_MINUTES)
     words = ("throughput", "TTFT")
     dropped = tuple(word for word, one in zip(words, surrogates, strict=True) if fitted is not None and not one.trusted)
-    return _Judged(gains * feasible**CAUTION / minutes, means, sds, feasible, minutes, front, reference, bend, dropped)
+    return _Judged(
+        gains * feasible**CAUTION * within / minutes, means, sds, feasible, minutes, front, reference, bend, dropped
+    )
+
+
+def _within(
+    listed: Candidates,
+    left: np.ndarray,
+    here: _Beliefs,
+    seen: Sequence[Observation],
+    ttft: tuple[Floats, Floats],
+    bend: Bend,
+    log_limit: float | None,
+) -> tuple[Floats, float]:
+    """How probably each config left keeps to the limits, and the largest pressed log TTFT that does."""
+    found, worst = np.ones(len(left)), math.inf
+    if log_limit is not None:
+        worst = float(bend.pressed(TTFT, np.array(log_limit)))
+        found = cumulative((worst - ttft[0]) / ttft[1])
+    told = np.array([one.keeps is not None for one in seen], dtype=np.bool_)
+    keeps = np.array([bool(one.keeps) for one in seen], dtype=np.bool_)[told]
+    if len(keeps) and not keeps.all():
+        at = here.at[told]
+        found = found * regressed(
+            Points(at, np.zeros(len(at))),
+            keeps,
+            np.full(len(at), KEEPS),
+            Points(listed.at[left], np.zeros(len(left))),
+            np.full(len(left), KEEPS),
+            listed.coder.groups,
+        )
+    return found, worst
 
 
 @dataclass(frozen=True, slots=True)

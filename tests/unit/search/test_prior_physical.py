@@ -18,6 +18,7 @@ from autotune.search.parameter import Parameter
 from autotune.search.prior.completing import completing
 from autotune.search.prior.expectation import Observation
 from autotune.search.prior.physical import PhysicalPrior
+from autotune.search.rules_base import CHECKPOINT
 from autotune.search.space import SearchSpace
 from autotune.simulator.closed_form import Factors, Offered
 
@@ -173,3 +174,19 @@ def test_the_event_simulator_runs_by_the_same_clock():
     known, found = PRIOR.refine(CONFIGS[:2]), slow.refine(CONFIGS[:2])
     assert found.log_throughput == pytest.approx(known.log_throughput - math.log(2), abs=0.01)
     assert found.log_ttft == pytest.approx(known.log_ttft + math.log(2), abs=0.05)
+
+
+def test_each_checkpoint_has_its_own_physics():
+    """Configs of another checkpoint are expected as a study of it alone would expect them."""
+    other = load_shape("meta-llama/Llama-3.1-70B-Instruct")
+    wide = replace(PRIOR, shapes={"other": other}, node=parse_node_name("8xH100-80GB"))
+    alone = replace(wide, shape=other, shapes={})
+    plain = Config.of({"tensor-parallel-size": 4})
+    named = Config.of({"tensor-parallel-size": 4, CHECKPOINT: "other"})
+    both = wide.expect([plain, named])
+    assert both.log_throughput == pytest.approx(
+        [wide.expect([plain]).log_throughput[0], alone.expect([plain]).log_throughput[0]]
+    )
+    # Nine times the parameters: several times slower.
+    assert both.log_throughput[0] - both.log_throughput[1] > math.log(3)
+    assert both.log_ttft[1] > both.log_ttft[0]

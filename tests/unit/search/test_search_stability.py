@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from search_samples import failed, measured
 
 from autotune.records import Config, Origin, Outcome, PickRule, Slo, Trial
@@ -123,6 +125,36 @@ def test_without_a_baseline_the_knee_is_drawn_as_it_is_picked() -> None:
     assert best is not None
     assert best.pick_probability > 0.95
     assert found.throughput_gain is None
+
+
+FIGURES = st.tuples(st.floats(100.0, 5000.0), st.floats(0.02, 5.0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(FIGURES, min_size=1, max_size=7), st.sampled_from(list(PickRule)), st.floats(0.5, 4.0))
+def test_chances_are_chances_and_know_no_units(figures: list[Truth], rule: PickRule, factor: float) -> None:
+    def assessed(scale: float) -> list[tuple[float, float]]:
+        trials = [measured(number, one[0] * scale, one[1]) for number, one in enumerate(figures)]
+        chosen = pick(trials, rule=rule)
+        found = assess(trials, chosen, rule=rule)
+        assert chosen is not None
+        assert found.pick == chosen.number
+        for one in found.standings:
+            assert set(one.tied_with).isdisjoint(one.beaten_by)
+            assert one.pick_probability <= one.front_probability + 1e-9  # what is picked is on the front
+            for other in one.tied_with:
+                back = found.standing(other)
+                assert back is not None
+                assert one.number in back.tied_with
+        return [(one.front_probability, one.pick_probability) for one in found.standings]
+
+    chances = assessed(1.0)
+    assert math.fsum(chosen for _, chosen in chances) == pytest.approx(1.0)
+    assert math.fsum(on_front for on_front, _ in chances) >= 1.0
+    # Rounding may turn a draw or two.
+    assert [one for pair in assessed(factor) for one in pair] == pytest.approx(
+        [one for pair in chances for one in pair], abs=0.02
+    )
 
 
 # --- validation -----------------------------------------------------------------------------------------------------

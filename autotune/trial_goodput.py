@@ -21,6 +21,9 @@ from autotune.records import (
     Slo,
 )
 
+STRETCH = 3
+"""On slow nodes the requests that an interval needs take long to come: so many usual lengths are waited for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputOrder:
@@ -35,6 +38,11 @@ class GoodputOrder:
     workload: Workload
     gpus: int
     longest_s: float
+
+    def level_s(self, rate_rps: float) -> float:
+        """How long a level at about this rate lasts: as usual, or until it has the requests that an interval needs."""
+        usual_s = self.workload.requests.level_s
+        return min(self.longest_s, max(usual_s, min(samples_wanted(self.slo) / rate_rps, STRETCH * usual_s)))
 
 
 async def find_goodput(
@@ -53,7 +61,7 @@ async def find_goodput(
         drive: drives one level and gives its figures, those of an overloaded server too.
         seed_of: seed of the n-th level.
     """
-    budget = Budget.of(min(order.workload.requests.level_s, order.longest_s))
+    budget = Budget.of(order.level_s(first.level.rate_rps or 1.0))
     levels = [first]
     while True:
         void = next((level for level in levels if level.void is not None), None)
@@ -70,9 +78,9 @@ async def find_goodput(
 
 
 def goodput_level(order: GoodputOrder, step: Step, place: int, *, seed: int) -> LoadLevel:
-    """The `place`-th level: as many requests as come in the step's time, and as an interval of each limit needs."""
+    """The `place`-th level: as many requests as come in the step's time, or as an interval of each limit needs."""
     most = min(order.workload.requests.most * order.gpus, math.floor(order.longest_s * step.rate_rps))
-    wanted = max(samples_wanted(order.slo), math.ceil(step.seconds * step.rate_rps))
+    wanted = math.ceil(max(step.seconds, order.level_s(step.rate_rps)) * step.rate_rps)
     return open_level(
         f"goodput-{place}",
         LevelRole.GOODPUT,

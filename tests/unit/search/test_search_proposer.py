@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import search_samples as samples
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import ExitCode, InvalidOption
-from autotune.records import Config, Outcome, Trial
+from autotune.records import Config, Outcome, Slo, Trial
 from autotune.search.proposer import Proposer
 from autotune.search.samplers import SAMPLERS, Dial, check_sampler, derived_seed, halton
 from autotune.search.space import Parameter, SearchSpace
@@ -314,3 +315,48 @@ def test_what_is_discouraged_comes_last_and_is_not_lost(name):
     while (config := proposer.propose(history, is_discouraged=lambda config: config.get("a") == 2)) is not None:
         history.append(measure(len(history), config))
     assert [trial.config.get("a") == 2 for trial in history] == [False] * 6 + [True] * 2
+
+
+class Told:
+    """What Optuna's study was told, read off the constraints of the trials that it was given."""
+
+    def __init__(self, proposer: Proposer, history: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.constraints: list[dict[str, float]] = []
+        made = proposer._frozen
+
+        def frozen(lesson: object) -> object:
+            trial = made(lesson)  # type: ignore[arg-type]
+            self.constraints.append(dict(trial.constraints))
+            return trial
+
+        monkeypatch.setattr(proposer, "_frozen", frozen)
+        proposer.propose(history)
+
+
+def test_every_limit_is_a_constraint_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = samples.measured(0, 100.0, 1.0, Config.of({"seqs": 32, "mode": "a", "caching": True, "only": 7}))
+    quick = samples.measured(1, 100.0, 0.2, Config.of({"seqs": 64, "mode": "a", "caching": True, "only": 7}))
+    bad = replace(
+        samples.failed(2, Outcome.INFEASIBLE),
+        config=Config.of({"seqs": 128, "mode": "a", "caching": True, "only": 7}),
+    )
+    limits = Slo.of(ttft_p95=0.5, error_rate=0.0)
+    told = Told(Proposer(FLAT, "tpe", 1, limits=limits), [slow, quick, bad], monkeypatch).constraints
+    # Two limits: each counts half. 1 s of 0.5 s misses by 1 - 1/2, 0.2 s of 0.5 s is within by 1 - 0.4.
+    assert told == [
+        {"infeasible": 0.0, "ttft_p95": pytest.approx(0.25), "error_rate": 0.0},
+        {"infeasible": 0.0, "ttft_p95": pytest.approx(-0.3), "error_rate": 0.0},
+        {"infeasible": 1.0, "ttft_p95": 0.0, "error_rate": 0.0},
+    ]
+
+
+@pytest.mark.parametrize("name", ["tpe", "nsga2"])
+def test_samplers_look_where_the_limits_are_kept(name: str) -> None:
+    # The wait is 10 ms a sequence, so that one choice in sixteen or two keeps to 0.3 s; all are on the front.
+    wide = space(*(parameter(f"p{index}", 1, 2, 3, 4) for index in range(3)), parameter("seqs", *range(16, 272, 16)))
+
+    def within(limits: Slo | None) -> int:
+        trials = [t for seed in range(2) for t in run(Proposer(wide, name, seed, limits=limits), 50, budget=50)[20:]]
+        return sum(1 for trial in trials if trial.objectives and trial.objectives[1].value <= 0.3)
+
+    assert within(Slo.of(ttft_p95=0.3)) > 1.3 * within(None)

@@ -45,7 +45,7 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import AttemptState, StudyRecord, StudyState
-from autotune.time_limit import TimeLimit
+from autotune.time_limit import fits, launch_s
 from autotune.trial import TrialOrder, TrialRun, run_trial
 
 REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
@@ -94,7 +94,6 @@ class StudyRun:
     calibration: NodeCalibration | None = None
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
-    time: TimeLimit = field(init=False)
     began_s: float = field(init=False)
     informed: bool = field(init=False, default=False)
     ended: set[int] = field(init=False, default_factory=set)
@@ -102,7 +101,6 @@ class StudyRun:
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
         self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
-        self.time = TimeLimit(limit_s=self.plan.recipe.max_time_s)
         self.began_s = self.clock()
 
     async def run(self) -> None:
@@ -222,7 +220,8 @@ class StudyRun:
         return running + lacking(trials, self._pick(trials), self.plan.recipe.repeats)
 
     def _time_for(self, launches: int) -> bool:
-        return self.time.fits(self.clock() - self.began_s, launches)
+        limit_s = self.plan.recipe.max_time_s
+        return limit_s is None or fits(limit_s, self.clock() - self.began_s, launches, launch_s(self._trials()))
 
     def _repeats_to_come(self) -> int:
         """Launches again that today's pick, or another one, will have at the end."""
@@ -262,7 +261,6 @@ class StudyRun:
             trial, counted=self._counted(), target=self.study.target_trials, repeats_left=self._repeats_left()
         )
         kinds = self._earlier_faults(trial)
-        begun_s = self.clock()
         while True:
             attempt, run = await self._attempt(trial)
             failure = run.result.failure
@@ -281,7 +279,6 @@ class StudyRun:
             why = failure.line or "no line of its log says why"
             self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
             await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, len(kinds) - 1)))
-        self.time.took(self.clock() - begun_s)
         self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
         if run.cancelled:
             raise asyncio.CancelledError

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+
+from autotune.records import LevelRole, Outcome, Trial
 
 RECENT = 5
 """Launches that the next one is judged by: what a cold cache or an empty queue cost at first does not come again."""
 
 
-@dataclass(slots=True, kw_only=True)
-class TimeLimit:
-    """The time of one run of a study, and what launches took in it.
+def launch_s(trials: Sequence[Trial]) -> float | None:
+    """How long the next launch will probably take: the median of the last measured ones; None while none was measured.
 
-    Attributes:
-        limit_s: None for no limit.
+    The ramp that found the load is taken off, because no other trial has one. Failed starts do not count: they end
+    early.
     """
+    took = []
+    for trial in trials:
+        result = trial.result
+        if result is None or result.outcome is not Outcome.MEASURED or not result.phase_seconds:
+            continue
+        ramp_s = sum(one.duration_s for one in result.measurements if one.level.role is LevelRole.RAMP)
+        took.append(max(0.0, sum(seconds for _, seconds in result.phase_seconds) - ramp_s))
+    return statistics.median(took[-RECENT:]) if took else None
 
-    limit_s: float | None
-    _took_s: list[float] = field(default_factory=list)
 
-    def took(self, seconds: float) -> None:
-        """A launch, from its beginning to its end, took `seconds`."""
-        self._took_s.append(seconds)
+def fits(limit_s: float | None, spent_s: float, launches: int, each_s: float | None) -> bool:
+    """Whether `launches` further ones of `each_s` end within the limit.
 
-    def fits(self, spent_s: float, launches: int) -> bool:
-        """Whether `launches` further ones, each as long as recent ones, end in time; the first always may begin.
-
-        Args:
-            spent_s: since the command began.
-        """
-        if self.limit_s is None:
-            return True
-        if not self._took_s:
-            return spent_s < self.limit_s
-        # The first also finds the load, which no other does.
-        later = self._took_s[1:] or self._took_s
-        return spent_s + launches * statistics.median(later[-RECENT:]) <= self.limit_s
+    Args:
+        limit_s: None for no limit.
+        spent_s: since the command began.
+        each_s: None while nothing is known: then a launch may begin as long as there is time at all.
+    """
+    if limit_s is None:
+        return True
+    return spent_s < limit_s if each_s is None else spent_s + launches * each_s <= limit_s

@@ -157,7 +157,10 @@ class _Watcher:
         if not self.began:
             self.began = True
             name, simulated = self.plan.recipe.name, self.plan.simulated
-            self.progress.tell(StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted))
+            # Of a simulated study the limit is on another clock than the screen's.
+            limit_s = None if simulated else self.plan.recipe.max_time_s
+            began = StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted, limit_s=limit_s)
+            self.progress.tell(began)
         self.number = trial.number
         repeat = trial.repeat_of is not None
         if repeat:

@@ -23,13 +23,15 @@ BEST_SHOWN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyBegan:
-    """`done` trials were there already when a study is resumed; `total` is what was asked for, None when unlimited."""
+    """`done` trials were there already when a study is resumed; `total` is what was asked for, None when unlimited;
+    `limit_s` is what this run may take."""
 
     at_s: float
     study: str
     total: int | None
     simulated: bool
     done: int = 0
+    limit_s: float | None = None
     front: tuple[Trial, ...] = ()
 
 
@@ -93,6 +95,7 @@ class Progress:
 
     study: str = ""
     total: int | None = None
+    limit_s: float | None = None
     simulated: bool = False
     began_s: float | None = None
     counted: int = 0
@@ -115,7 +118,7 @@ class Progress:
         return None if self.began_s is None else max(0.0, now_s - self.began_s)
 
     def remaining_s(self, now_s: float) -> float | None:
-        """At the pace so far; None while no trial ended or without a total."""
+        """At the pace so far, within the limit; None while no trial ended or without a total."""
         if self.total is None or not self.paces_s:
             return None
         pace = sum(self.paces_s) / len(self.paces_s)
@@ -123,7 +126,9 @@ class Progress:
         # Repeats come last: a study whose space is spent never reaches its total.
         trials_left = 0 if self.repeating else max(0, self.total - self.counted)
         # A trial that takes longer than its predecessors must not make the estimate shrink for the others.
-        return max(0.0, pace * (trials_left + self.repeats_left) - min(spent, pace))
+        left = max(0.0, pace * (trials_left + self.repeats_left) - min(spent, pace))
+        elapsed = self.elapsed_s(now_s)
+        return left if self.limit_s is None or elapsed is None else min(left, max(0.0, self.limit_s - elapsed))
 
 
 def advance(state: Progress, event: Event) -> Progress:
@@ -133,6 +138,7 @@ def advance(state: Progress, event: Event) -> Progress:
             return Progress(
                 study=event.study,
                 total=event.total,
+                limit_s=event.limit_s,
                 simulated=event.simulated,
                 began_s=event.at_s,
                 counted=event.done,

@@ -6,28 +6,86 @@ import pytest
 
 from autotune.errors import InvalidOption
 from autotune.recipe import parse_time
-from autotune.time_limit import TimeLimit
+from autotune.records import (
+    Arrivals,
+    ClockKind,
+    Config,
+    LevelRole,
+    LoadLevel,
+    Measurement,
+    Origin,
+    Outcome,
+    Phase,
+    Trial,
+    TrialResult,
+)
+from autotune.time_limit import fits, launch_s
 
 
-def test_the_first_launch_may_begin_while_there_is_time() -> None:
-    limit = TimeLimit(limit_s=100.0)
-    assert limit.fits(0.0, launches=3)
-    assert not limit.fits(100.0, launches=1)
+def ended(seconds: float, *, ramp_s: float = 0.0, outcome: Outcome = Outcome.MEASURED) -> Trial:
+    measurements = (measured(level("ramp", LevelRole.RAMP), duration_s=ramp_s),) if ramp_s else ()
+    result = TrialResult(
+        outcome=outcome,
+        clock=ClockKind.WALL,
+        simulated=False,
+        measurements=measurements,
+        phase_seconds=((Phase.LAUNCHING, 0.25 * seconds), (Phase.MEASURING, 0.75 * seconds)),
+    )
+    return Trial(number=0, config=Config.of({}), origin=Origin.SAMPLER, gpus=1, attempts=1, result=result)
 
 
-def test_launches_are_judged_by_the_median_of_those_after_the_first() -> None:
-    limit = TimeLimit(limit_s=1000.0)
-    limit.took(300.0)  # found the load
-    assert limit.fits(300.0, launches=2)  # only the first is known: 300 + 2 x 300
-    assert not limit.fits(300.0, launches=3)
-    for took in (100.0, 90.0, 400.0):
-        limit.took(took)
-    assert limit.fits(800.0, launches=2)  # 800 + 2 x 100
-    assert not limit.fits(801.0, launches=2)
+def level(name: str, role: LevelRole) -> LoadLevel:
+    return LoadLevel(name=name, role=role, arrivals=Arrivals.CLOSED, requests=8, seed=0, concurrency=2)
+
+
+def measured(of: LoadLevel, *, duration_s: float) -> Measurement:
+    return Measurement(
+        level=of,
+        clock=ClockKind.WALL,
+        planned=8,
+        completed=8,
+        failed=0,
+        errors=(),
+        duration_s=duration_s,
+        steady_s=duration_s,
+        prompt_tokens=80,
+        output_tokens=80,
+        output_tok_s=None,
+        total_tok_s=None,
+        request_rps=None,
+        goodput_rps=None,
+        ttft_s=None,
+        ttft_from_send_s=None,
+        tpot_s=None,
+        itl_s=None,
+        e2e_s=None,
+    )
+
+
+def test_the_next_launch_takes_what_the_last_measured_ones_took_without_the_ramp() -> None:
+    first = ended(291.0, ramp_s=120.0)
+    assert launch_s([first]) == pytest.approx(171.0)
+    failed = ended(20.0, outcome=Outcome.INFEASIBLE)
+    assert launch_s([first, failed, ended(140.0), ended(150.0)]) == pytest.approx(150.0)
+    assert launch_s([first, *(ended(100.0 + n) for n in range(5))]) == pytest.approx(102.0)
+    assert launch_s([failed]) is None
+    assert launch_s([]) is None
+
+
+def test_after_a_first_trial_that_found_the_load_others_still_fit() -> None:
+    # 18 minutes, of which the first took 4:51 with two minutes of ramp: four further ones fit, five do not.
+    each_s = launch_s([ended(291.0, ramp_s=120.0)])
+    assert fits(1080.0, 291.0, 4, each_s)
+    assert not fits(1080.0, 291.0, 5, each_s)
+
+
+def test_while_nothing_is_known_a_launch_may_begin_as_long_as_there_is_time() -> None:
+    assert fits(100.0, 99.0, 3, None)
+    assert not fits(100.0, 100.0, 1, None)
 
 
 def test_without_a_limit_everything_fits() -> None:
-    assert TimeLimit(limit_s=None).fits(1e9, launches=1000)
+    assert fits(None, 1e9, 1000, 50.0)
 
 
 @pytest.mark.parametrize(

@@ -190,3 +190,13 @@ def test_no_order_of_events_breaks_the_view(told: list[Event], now_s: float) -> 
     remaining = view.state.remaining_s(now_s)
     assert remaining is None or remaining >= 0
     assert all(len(line.splitlines()) <= 1 for line in (*lines, headline(view.state, now_s)))
+
+
+def test_the_estimate_ends_with_the_time_that_the_run_may_take() -> None:
+    state = after(
+        StudyBegan(at_s=0.0, study="s", total=40, simulated=False, limit_s=300.0),
+        TrialBegan(at_s=0.0, number=0),
+        TrialEnded(at_s=100.0, trial=BASE),
+    )
+    assert state.remaining_s(100.0) == 200.0  # 39 trials of 100 s would take an hour
+    assert state.remaining_s(310.0) == 0.0

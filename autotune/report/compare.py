@@ -145,6 +145,11 @@ def _rows(a: Side, b: Side, noise: RunNoise, gpu_hour_price: float | None) -> li
         _row("TPOT p50", "s", a, b, _latency("tpot_s", "p50", LevelRole.TTFT), noise.throughput_sd, higher=False),
         _row("E2E p95", "s", a, b, _latency("e2e_s", "p95", LevelRole.TTFT), noise.ttft_sd, higher=False),
     ]
+    goodput = _row(
+        "goodput requests/s per GPU", "", a, b, lambda t: t.goodput_rps_per_gpu, noise.throughput_sd, higher=True
+    )
+    if goodput.a is not None or goodput.b is not None:
+        rows.insert(0, goodput)
     energy = _row("energy per 1M output tokens", "J", a, b, _energy, noise.throughput_sd, higher=False)
     if energy.a is not None or energy.b is not None:
         rows.append(energy)

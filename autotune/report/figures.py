@@ -305,8 +305,10 @@ def _caption(view: StudyView) -> str:
     if doubt:
         parts.append(f"pick {doubt}")
     if view.pick and view.pick.throughput_gain is not None:
+        searched = any(point.goodput_rps_per_gpu is not None for point in points(view.trials))
+        what = "goodput" if searched else "throughput"
         parts.append(
-            f"pick against baseline: throughput {gain(view.pick.throughput_gain)}, TTFT {gain(view.pick.ttft_gain)}"
+            f"pick against baseline: {what} {gain(view.pick.throughput_gain)}, TTFT {gain(view.pick.ttft_gain)}"
         )
     return "  ·  ".join(parts)
 

@@ -12,7 +12,17 @@ from autotune.records import Origin, Outcome, Trial
 from autotune.report.certainty import certainty_lines, chance, marks, pick_doubt
 from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.view import StudyView
-from autotune.report.wording import brief_latency, brief_rate, changes, ending, gain, latency, rate, settings
+from autotune.report.wording import (
+    brief_latency,
+    brief_rate,
+    brief_requests,
+    changes,
+    ending,
+    gain,
+    latency,
+    rate,
+    settings,
+)
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
 from autotune.search.stability import Assessment
@@ -36,6 +46,7 @@ def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
     goodput = any(trial.result is not None and trial.result.goodput is not None for trial in view.trials)
     return template.render(
         view=view,
+        goodput=goodput,
         mark=" (simulated)" if view.simulated else "",
         picture_light=_inline(svg_text(view, LIGHT)),
         picture_dark=_inline(svg_text(view, DARK)),
@@ -82,6 +93,7 @@ def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
         "gpus": trial.gpus,
         "outcome": ending(trial),
         "runs": figures.runs,
+        "goodput": brief_requests(figures.goodput_rps_per_gpu),
         "rate": brief_rate(figures.output_tok_s_per_gpu),
         "rate_full": rate(figures.output_tok_s_per_gpu),
         "total": brief_rate(figures.output_tok_s),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import selectors
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +48,14 @@ class Ended:
 
 def run(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60, **popen: Any) -> Ended:
     """Run `autotune WORDS` in `folder` to its end."""
+    environ = clean_environ(folder, env)
+    if not popen and all(name.startswith("AUTOTUNE_") for name in env or ()):
+        return _run_forked(folder, words, environ, timeout_s)
+    # What Python or a library reads as it starts.
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *words],
         cwd=folder,
-        env=clean_environ(folder, env),
+        env=environ,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=timeout_s,
@@ -54,6 +63,68 @@ def run(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout
         **popen,
     )
     return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
+
+
+def _run_forked(folder: Path, words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Ended:
+    """The same by a child of `forking.py`, in a third of the time."""
+    order = json.dumps({"folder": os.path.realpath(folder), "words": words, "environ": environ})
+    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+    answer, answer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with answer:
+        handed = [os.memfd_create("order"), os.open(os.devnull, os.O_RDONLY), out_end, err_end, answer_end.detach()]
+        os.write(handed[0], order.encode())
+        socket.send_fds(_forking(), [b"."], handed)
+        for file in handed:
+            os.close(file)
+        deadline = time.monotonic() + timeout_s
+        answer.settimeout(timeout_s)
+        pid = int(answer.recv(32))
+        said = _read_both(out, err, deadline)
+        if said is not None:
+            answer.settimeout(max(0.01, deadline - time.monotonic()))
+            with suppress(TimeoutError):
+                return Ended(code=int(answer.recv(32)), out=said[0].decode(), err=said[1].decode())
+        os.kill(pid, signal.SIGKILL)
+    raise TimeoutError(f"{words} took more than {timeout_s:g} s")
+
+
+def _read_both(out: int, err: int, deadline: float) -> tuple[bytes, bytes] | None:
+    """All that comes until nobody holds the other ends any more; None if somebody still does at the deadline."""
+    said = {out: b"", err: b""}
+    with selectors.DefaultSelector() as waiting:
+        for file in said:
+            waiting.register(file, selectors.EVENT_READ)
+        while waiting.get_map() and (ready := waiting.select(max(0.0, deadline - time.monotonic()))):
+            for key, _ in ready:
+                chunk = os.read(key.fd, 1 << 16)
+                said[key.fd] += chunk
+                if not chunk:
+                    waiting.unregister(key.fd)
+        ended = not waiting.get_map()
+    os.close(out)
+    os.close(err)
+    return (said[out], said[err]) if ended else None
+
+
+@cache
+def _forking() -> socket.socket:
+    """Where orders are taken by an interpreter that ends when this one does."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    environ = clean_environ(Path.home(), {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+    command = [sys.executable, str(Path(__file__).with_name("forking.py")), str(there.fileno())]
+    with there:
+        # Its own output is a pipe as that of its children: sys.stdout and sys.stderr, which they inherit, know it.
+        process = subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[there.fileno()],
+        )
+    atexit.register(process.wait, 10)
+    atexit.register(here.close)
+    return here
 
 
 class Running:

@@ -157,7 +157,11 @@ class TrialLevels:
             await self._find_goodput(order.slo, driven)
 
     async def _find_goodput(self, slo: Slo, driven: Mapping[LevelRole, Measurement]) -> None:
-        """Raises: LevelFailed: the config meets the SLO at no rate."""
+        """Search the highest rate within the SLO, from what the two levels showed.
+
+        Raises:
+            LevelFailed: the config meets the SLO at no rate.
+        """
         order, capacity = self._order, driven[LevelRole.THROUGHPUT].request_rps
         found = await find_goodput(
             GoodputOrder(slo=slo, workload=order.workload, gpus=order.gpus, longest_s=order.level_deadline_s / 2),
@@ -216,7 +220,11 @@ class TrialLevels:
         return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
 
     async def _drive(self, level: LoadLevel, *, must_carry: bool = True) -> Measurement:
-        """Args: must_carry: a level that the server does not carry ends the trial."""
+        """Drive a level, keep its records and its figures.
+
+        Args:
+            must_carry: a level that the server does not carry ends the trial.
+        """
         driven, measurement = await self._run(level)
         if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
             # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.records import Estimate
 from autotune.report.grid import add, column, grid, titled
-from autotune.report.wording import MISSING, brief_latency, brief_rate, printable, setting
+from autotune.report.wording import MISSING, latency, printable, rate, setting
 from autotune.search.explain import Explanation, Idle, Nothing, PriorUse
 from autotune.search.explain_changes import Change
 from autotune.search.explain_knobs import Effect, Standing, Swing, Values, Weight
@@ -210,7 +210,7 @@ def _untried(found: Explanation, mark: str) -> list[RenderableType]:
 
 def _expected(one: Untried) -> list[str]:
     grows = "more than it is" if math.isinf(one.gain) else f"{one.gain:.1%}"
-    return [brief_rate(one.tok_s_per_gpu), brief_latency(one.ttft_p95_s), f"{one.feasible:.0%}", grows]
+    return [rate(one.tok_s_per_gpu), latency(one.ttft_p95_s), f"{one.feasible:.0%}", grows]
 
 
 def _settings(values: Values) -> str:

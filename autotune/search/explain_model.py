@@ -122,6 +122,7 @@ class Beliefs:
             Points(self.listed.at, np.zeros(len(self.listed.at))),
             self.expected.feasible,
             self.listed.coder.groups,
+            np.array([one.feasible or one.short_of_memory is not False for one in self.seen], dtype=np.bool_),
         )
 
 

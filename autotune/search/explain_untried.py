@@ -11,6 +11,7 @@ import numpy as np
 from autotune.records import Config, Estimate
 from autotune.search.explain_knobs import UNSEEN, Knob, Values, key_of, knobs, quantile, value_of
 from autotune.search.explain_model import OBJECTIVES, Beliefs
+from autotune.search.parameter import value_key
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.expectation import THROUGHPUT, TTFT, Floats
 from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement
@@ -166,8 +167,7 @@ def _share(gain: float, volume: float) -> float:
 
 def _told(beliefs: Beliefs, outlook: _Outlook, place: int, gain: float) -> Untried:
     config, home = beliefs.listed.configs[place], beliefs.seen[0].config
-    base = dict(key_of(tuple(home)))
-    changed = tuple(pair for pair, key in zip(config, key_of(tuple(config)), strict=True) if base.get(key[0]) != key[1])
+    changed = tuple((name, value) for name, value in config if value_key(value) != value_key(home.get(name)))
     figures, z = [], UNSEEN * quantile(beliefs.measured)
     for objective in OBJECTIVES:
         mean, sd = float(outlook.means[objective][place]), float(outlook.sds[objective][place])

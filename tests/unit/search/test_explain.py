@@ -244,5 +244,14 @@ def test_a_node_with_cliffs_and_failures_is_explained_without_wrong_signs() -> N
     assert wrong == 0
 
 
+def test_a_flag_that_is_not_named_is_one_left_to_vllm() -> None:
+    bare = Config.of({name: value for name, value in studies.BASELINE.items() if value is not None})
+    trials = studies.study(6, 14)
+    found = explain([replace(trials[0], config=bare), *trials[1:]], studies.question())
+    turned = [dict(one.values) for one in found.changes if one.knob == "enable-chunked-prefill"]
+    assert turned == [{"enable-chunked-prefill": True}]
+    assert not any(("enable-chunked-prefill", None) in one.changed for one in found.untried)
+
+
 def test_the_same_trials_give_the_same_explanation() -> None:
     assert explain(studies.study(7), studies.question()) == explain(studies.study(7), studies.question())

@@ -245,7 +245,11 @@ class _Session:
             started.append(time.monotonic())
 
         options = replace(
-            self._options, deadline_s=self._order.level_deadline_s, on_record=ended.append, before_start=start
+            self._options,
+            deadline_s=self._order.level_deadline_s,
+            on_record=ended.append,
+            on_worker=sampler.worker_ended,
+            before_start=start,
         )
         before = await self._server.metrics()
         try:

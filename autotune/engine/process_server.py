@@ -154,7 +154,9 @@ class ProcessServer:
             await sampler.begin()
             used.append(await self._energy())
 
-        options = replace(self._options, deadline_s=deadline_s, abort=abort, before_start=begin)
+        options = replace(
+            self._options, deadline_s=deadline_s, abort=abort, before_start=begin, on_worker=sampler.worker_ended
+        )
         try:
             records, duration = await drive(door.base_url, level, requests, options=options)
             used.append(await self._energy())

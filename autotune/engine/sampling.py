@@ -97,8 +97,14 @@ def _rate(counts: Sequence[tuple[float, int | None]]) -> float | None:
     return (last - first) / (last_s - first_s) if last_s > first_s and last >= first else None
 
 
-def cpu_use(before: CpuReading, after: CpuReading, lags_s: Sequence[float] = ()) -> CpuUse:
-    """CPU time between two readings as shares of a core; a process that came meanwhile counts from its start."""
+def cpu_use(
+    before: CpuReading, after: CpuReading, lags_s: Sequence[float] = (), workers_s: Sequence[float] = ()
+) -> CpuUse:
+    """CPU time between two readings as shares of a core; a process that came meanwhile counts from its start.
+
+    Args:
+        workers_s: CPU seconds of each of the client's processes that have ended by the second reading.
+    """
     elapsed_s = after.at_s - before.at_s
     lag_s = percentile(list(lags_s), 99)
     if elapsed_s <= 0:
@@ -109,7 +115,7 @@ def cpu_use(before: CpuReading, after: CpuReading, lags_s: Sequence[float] = ())
 
     server = shares(before.server, after.server)
     return CpuUse(
-        client_share=max(shares(before.client, after.client), default=None),
+        client_share=max((*shares(before.client, after.client), *(s / elapsed_s for s in workers_s)), default=None),
         loop_lag_p99_s=lag_s,
         api_server_share=max(shares(before.api, after.api), default=None),
         server_cores=sum(server) if server else None,
@@ -188,6 +194,11 @@ class LevelSampler:
         self._lags_s: list[float] = []
         self._before: CpuReading | None = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._workers_s: list[float] = []
+
+    def worker_ended(self, cpu_s: float) -> None:
+        """A process of the load client is gone that used so many CPU seconds in the level."""
+        self._workers_s.append(cpu_s)
 
     async def begin(self) -> None:
         """Take the first readings and sample from here on."""
@@ -201,7 +212,7 @@ class LevelSampler:
         await self.close()
         cpu = None
         if self._before is not None:
-            cpu = cpu_use(self._before, await asyncio.to_thread(self._cpu), self._lags_s)
+            cpu = cpu_use(self._before, await asyncio.to_thread(self._cpu), self._lags_s, self._workers_s)
         return LevelUse(gpus=gpu_use(self._indices, self._gpus), cpu=cpu, jit_compiles=jit_compiles)
 
     async def close(self) -> None:

@@ -79,6 +79,7 @@ class DriveOptions:
         clock: monotonic seconds; must advance with real time.
         abort: set by the caller when the server is gone; the level ends at once.
         on_record: called with each record as its request ends.
+        on_worker: called with the CPU seconds of each worker process as it ends; never where this process sends alone.
         transport: what carries the requests; None for the quickest that can.
         workers: processes that carry the level, each on a core of its own; None for as many as its chunks need and
             cores are free. With more than one, the prompts of a level are copied to them.
@@ -101,6 +102,7 @@ class DriveOptions:
     clock: Callable[[], float] = time.perf_counter
     abort: asyncio.Event | None = None
     on_record: Callable[[RequestRecord], None] | None = None
+    on_worker: Callable[[float], None] | None = None
     transport: TransportKind | None = None
     workers: int | None = None
     stream_chunks_s: float = STREAM_CHUNKS_S
@@ -156,6 +158,7 @@ async def drive(
             before_start=options.before_start,
             abort=options.abort,
             on_record=None if options.on_record is None else lambda record: _tell(record, options),
+            on_worker=options.on_worker,
         )
     return in_order([_without_secret(record, options) for record in found])
 

@@ -96,8 +96,12 @@ async def drive_shared(
     before_start: Callable[[], Awaitable[None]] | None,
     abort: asyncio.Event | None,
     on_record: Callable[[RequestRecord], None] | None,
+    on_worker: Callable[[float], None] | None = None,
 ) -> list[RequestRecord]:
     """The records of all workers, in no order; their times count from one zero.
+
+    Args:
+        on_worker: called with the CPU seconds of each worker as it ends: its process is gone when the level is over.
 
     Raises:
         LoadWorkerLost: a worker ended before its work was done, or answers no more.
@@ -119,7 +123,7 @@ async def drive_shared(
         start = clock() + START_AHEAD_S
         for worker in workers:
             worker.say(Start(start))
-        telling = [asyncio.create_task(worker.records(on_record)) for worker in workers]
+        telling = [asyncio.create_task(worker.records(on_record, on_worker)) for worker in workers]
         passing = [asyncio.create_task(_pass_on(abort, workers))] if abort is not None else []
         try:
             # The first that fails ends the level: the others would carry less than was asked.
@@ -167,7 +171,9 @@ class _Worker:
         if not (isinstance(ready, Ready) and before <= ready.clock <= clock()):
             raise LoadWorkerLost(f"{self._name} has another clock than this process, or said {type(ready).__name__}")
 
-    async def records(self, on_record: Callable[[RequestRecord], None] | None) -> list[RequestRecord]:
+    async def records(
+        self, on_record: Callable[[RequestRecord], None] | None, on_worker: Callable[[float], None] | None
+    ) -> list[RequestRecord]:
         """Everything that it has to tell."""
         found: list[RequestRecord] = []
         while True:
@@ -179,6 +185,8 @@ class _Worker:
                 for record in message.records:
                     on_record(record)
             if message.last:
+                if on_worker is not None and message.cpu_s is not None:
+                    on_worker(message.cpu_s)
                 return found
 
     async def _hear(self) -> Message:

@@ -94,6 +94,7 @@ async def _level(reader: asyncio.StreamReader, say: Callable[[Message], None]) -
             say(Ready(time.perf_counter()))
             start = (await _expect(reader, Start)).clock
             abort = asyncio.Event()
+            before_s = time.process_time()
             watching = asyncio.create_task(_watch(reader, abort))
             running = asyncio.create_task(
                 run.run(
@@ -114,10 +115,11 @@ async def _level(reader: asyncio.StreamReader, say: Callable[[Message], None]) -
                 if not running.done():
                     running.cancel()
                 await asyncio.wait({watching, running})
+            cpu_s = time.process_time() - before_s
         if running.cancelled():
             raise _OwnerGone
         running.result()
-        say(Records(tuple(reading.record() for reading in readings), last=True))
+        say(Records(tuple(reading.record() for reading in readings), last=True, cpu_s=cpu_s))
 
 
 async def _watch(reader: asyncio.StreamReader, abort: asyncio.Event) -> None:

@@ -74,10 +74,15 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What became of some requests; `last` when there is no more to come."""
+    """What became of some requests; `last` when there is no more to come.
+
+    Attributes:
+        cpu_s: with the last, the CPU seconds that the worker used from the level's zero to its end.
+    """
 
     records: tuple[RequestRecord, ...]
     last: bool
+    cpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,3 +241,12 @@ async def test_workers_end_with_their_owner(number: signal.Signals) -> None:
                 await asyncio.sleep(0.01)
         _, alive = await asyncio.to_thread(psutil.wait_procs, workers, timeout=5)
         assert not alive
+
+
+async def test_every_worker_tells_the_cpu_time_of_its_level_when_it_ends() -> None:
+    for workers, told_by in ((3, 3), (1, 0)):
+        used: list[float] = []
+        async with serving(answered) as (url, _seen):
+            await drive(url, closed(20, 5), planned(20), options=options(workers=workers, on_worker=used.append))
+        assert len(used) == told_by
+        assert all(seconds > 0.0 for seconds in used)

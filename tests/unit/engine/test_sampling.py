@@ -156,6 +156,26 @@ async def test_a_sampler_survives_a_lost_gpu_and_a_silent_server(monkeypatch: py
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
+def test_the_busiest_process_of_the_client_counts_also_one_that_has_ended() -> None:
+    before = CpuReading(at_s=10.0, client={1: 2.0})
+    after = CpuReading(at_s=20.0, client={1: 3.0})
+    assert cpu_use(before, after).client_share == pytest.approx(0.1)
+    assert cpu_use(before, after, workers_s=(4.0, 7.0)).client_share == pytest.approx(0.7)
+
+
+async def test_a_sampler_counts_workers_that_ended_before_it_did() -> None:
+    async def silent() -> str | None:
+        return None
+
+    readings = iter([CpuReading(at_s=0.0, client={1: 0.0}), CpuReading(at_s=2.0, client={1: 0.5})])
+    sampler = LevelSampler(metrics=silent, cpu=lambda: next(readings), probe=None, indices=())
+    await sampler.begin()
+    sampler.worker_ended(1.8)
+    use = await sampler.end()
+    assert use.cpu is not None
+    assert use.cpu.client_share == pytest.approx(0.9)
+
+
 async def test_a_sampler_that_never_began_has_seen_nothing() -> None:
     async def silent() -> str | None:
         return None

@@ -131,7 +131,7 @@ def propose_after(
     # What is tried out of doubt should differ from what is known: only a gain that is expected is wanted plain.
     best = int(np.argmax(judged.scores))
     promised = float(judged.means[0][best]), float(judged.means[1][best])
-    is_expected = improvement(judged.front, judged.reference, promised) > 0.0
+    is_expected = prior is None or improvement(judged.front, judged.reference, promised) > 0.0
     order = in_order(judged.scores, counts if is_expected else np.zeros_like(counts))
     return _choose(judged, listed, left, order, is_allowed, is_discouraged)
 

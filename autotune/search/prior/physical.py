@@ -221,12 +221,14 @@ class PhysicalPrior:
         return _Resolved(known, tuple(parts), spare, minutes)
 
     def _simulated(self, config: Config) -> tuple[float, float] | None:
-        settings, shape = self.settings(config), self._shape(config)
         assert self.levels is not None  # asked only then
-        if settings.gpus > self.node.gpu_count:
-            return None
-        memory = estimate(shape, self.node.gpus[0], settings, version=version_of_text(self.vllm_version))
-        if memory.kv_tokens < settings.block_size:
+        shape, version = self._shape(config), version_of_text(self.vllm_version)
+        try:
+            settings = self.settings(config)
+            memory = estimate(shape, self.node.gpus[0], settings, version=version)
+        except (InvalidOption, ValueError):
+            return None  # as in `_resolve`
+        if settings.gpus > self.node.gpu_count or memory.kv_tokens < settings.block_size:
             return None
         figures = []
         for level, planned in self.levels(settings.gpus):
@@ -234,6 +236,8 @@ class PhysicalPrior:
             server = Server(settings=settings, kv_tokens=memory.kv_tokens)
             figures.append(next(iter(simulate_many(self.node, shape, [server], level, requests, self.coefficients))))
         closed, opened = figures
+        if not (closed.completed.any() and opened.completed.any()):
+            return None  # every request is longer than the server takes
         clients = self.offered.concurrency * settings.gpus
         stay = float(np.nanmean(closed.e2e_s))
         # Little's law: requests/s of a closed loop are its clients over their stay, whatever ramp and tail do.

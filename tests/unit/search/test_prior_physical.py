@@ -73,6 +73,22 @@ def test_configs_are_ordered_as_by_the_event_simulator():
     assert np.abs(quick.log_throughput - slow.log_throughput).mean() < 0.2
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"kv-cache-dtype": "nvfp4"},  # of a size that is not known
+        {"max-num-seqs": "many"},
+        {"tensor-parallel-size": 4},  # more than there are GPUs
+        {"max-model-len": 64},  # no request is as short
+    ],
+)
+def test_what_the_event_simulator_cannot_run_is_nothing_known(odd):
+    slow = PRIOR.refine([Config.of(odd), CONFIGS[0]])
+    for logs in slow.logs:
+        assert np.isnan(logs[0])
+        assert np.isfinite(logs[1])
+
+
 def test_factors_are_found_again_from_a_few_trials():
     truth = replace(PRIOR, factors=Factors(compute=1.3, overhead=1.4))
     seen = [

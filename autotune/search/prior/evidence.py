@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Config, Estimate, FailureClass, Outcome, Slo, SloMetric, Trial
+from autotune.records import Config, Estimate, Failure, FailureClass, Outcome, Slo, SloMetric, Trial
 from autotune.search.noise import RunNoise, run_noise
 from autotune.search.objective import Point, points, violations
 from autotune.search.prior.expectation import Observation
@@ -51,7 +51,7 @@ def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[O
             feasible=result.outcome is not Outcome.INFEASIBLE,
             logs=None if point is None else point.logs,
             sds=(0.0, 0.0) if point is None else _sds(point, noise),
-            short_of_memory=None if result.failure is None else result.failure.kind in MEMORY_CLASSES,
+            short_of_memory=_short_of_memory(result.failure),
             keeps=None if point is None else _keeps(point, history, limits),
             kv_tokens=facts.kv_cache_tokens if facts is not None else None,
             available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
@@ -62,6 +62,13 @@ def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[O
 def running(history: Sequence[Trial]) -> tuple[Config, ...]:
     """Configs whose trial has not ended."""
     return tuple(trial.config for trial in history if trial.result is None)
+
+
+def _short_of_memory(failure: Failure | None) -> bool | None:
+    """A config too slow for the SLO at any rate did start: its neighbours are as slow, and no flag is to blame."""
+    if failure is None or failure.kind is FailureClass.SLO_MISSED:
+        return None
+    return failure.kind in MEMORY_CLASSES
 
 
 def _keeps(point: Point, history: Sequence[Trial], limits: Slo | None) -> bool | None:

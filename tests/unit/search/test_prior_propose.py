@@ -9,7 +9,7 @@ import pytest
 import search_samples as samples
 from prior_surfaces import BASELINE, SPACE, InventedPrior, Physics, Surface, invented, replay
 
-from autotune.records import Config, Origin, Outcome, Slo
+from autotune.records import Config, Failure, FailureClass, Origin, Outcome, Slo
 from autotune.search.parameter import Parameter
 from autotune.search.prior.candidates import MOST, Candidates
 from autotune.search.prior.evidence import observations
@@ -180,6 +180,15 @@ def test_repeats_are_one_observation_with_less_noise():
     assert one.logs == pytest.approx(two.logs)
     assert two.sds[0] < one.sds[0]
     assert twice[1].origin is Origin.SAMPLER
+
+
+def test_no_flag_is_to_blame_where_a_config_that_started_missed_the_limit():
+    failed = samples.failed(0, Outcome.INFEASIBLE, BASE)
+    missed = replace(failed.result, failure=Failure(kind=FailureClass.SLO_MISSED, line=None))
+    refused = replace(failed.result, failure=Failure(kind=FailureClass.INVALID_COMBINATION, line=None))
+    kinds = [observations([replace(failed, result=result)])[0] for result in (failed.result, missed, refused)]
+    assert [one.short_of_memory for one in kinds] == [True, None, False]
+    assert not any(one.feasible for one in kinds)
 
 
 def test_the_largest_case_is_proposed_for():

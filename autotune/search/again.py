@@ -102,7 +102,7 @@ def _least_sure(trials: Sequence[Trial], found: Assessment, repeats: int) -> Aga
     if found.is_stable:
         return None
     again = _configs_again(trials)
-    with_pick = again | ({found.pick} if found.pick is not None else set())
+    with_pick = again | ({found.pick} if found.pick else set())  # the baseline, trial 0, needs no room
     asked = []
     for standing in found.standings:
         doubt = _doubt(standing, found)

@@ -312,5 +312,7 @@ def _bulges(throughput: Axis, ttft: Axis) -> Axis:
 
 
 def _ratio(bound: float | None, figure: Estimate) -> float:
-    """Logarithm of a bound over its value; 0 without a bound."""
-    return 0.0 if bound is None else math.log(bound / figure.value)
+    """Logarithm of a bound over its value; 0 without a bound. A rate that came in bursts may have one of 0."""
+    if bound is None:
+        return 0.0
+    return math.log(bound / figure.value) if bound > 0 else -math.inf

@@ -109,6 +109,15 @@ def test_a_limit_decides_by_how_far_the_figures_are_from_it() -> None:
     assert wide.pick_is_sure
 
 
+def test_a_baseline_whose_rate_may_have_been_0_is_no_bound() -> None:
+    """Tokens in a few bursts: the interval of the rate begins at 0, and nothing is worse than that."""
+    trials = [measured(0, (0.0, 1000.0, 1800.0), 1.0), measured(1, 2000.0, 0.2)]
+    found = assess(trials, pick(trials))
+    best = found.standing(1)
+    assert best is not None
+    assert best.pick_probability == 1.0
+
+
 @pytest.mark.parametrize("rule", list(PickRule))
 def test_the_same_history_gives_the_same_answer_in_any_order(rule: PickRule) -> None:
     trials = searched([(1000.0, 0.4), (1010.0, 0.35), (1200.0, 0.5), (1250.0, 0.52)], random.Random(3))
@@ -206,6 +215,17 @@ def test_where_time_is_short_only_baseline_and_pick_are_launched() -> None:
     assert short is not None
     assert short.original.number == chosen.number
     assert "by what is known" in spare.why
+
+
+def test_a_baseline_that_is_the_pick_takes_no_other_configs_place() -> None:
+    trials = [measured(0, 1000.0, 0.300), *(measured(number, 1001.0, 0.301) for number in (1, 2, 3))]
+    trials += [again(4 + number, number, (1000.0, 0.301)) for number in (0, 1, 2)]
+    chosen = pick(trials, rule=PickRule.LATENCY)
+    assert chosen is not None
+    assert chosen.number == 0
+    found = next_again(trials, chosen, 1, rule=PickRule.LATENCY)
+    assert found is not None
+    assert found.original.number == 3
 
 
 def test_validations_have_seeds_of_their_own_and_the_same_for_all_configs() -> None:

@@ -24,7 +24,7 @@ from autotune.load.workloads import load_workload
 from autotune.records import Arrivals, LevelRole, LoadLevel
 from autotune.store.repository import Store
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.quiet]
 
 SPACE = Path(__file__).parent / "spaces" / "cpu-kv.yaml"
 NAME, TRIALS, REQUESTS = "tiny-on-cpu", 5, 110

@@ -74,22 +74,6 @@ class SamplerName(StrEnum):
     AUTO_TUNE = "vllm-auto-tune"
 
 
-ABOUT = {
-    SamplerName.PRIOR: "ours",
-    SamplerName.NO_PRIOR: "ours for an unknown model: a Gaussian process without a prior",
-    SamplerName.PRIOR_REVERSED: "ours with a prior as wrong as can be: best and worst change places",
-    SamplerName.TPE_FROM_PRIOR: "motpe that starts from the prior's best configs, the fairest control",
-    SamplerName.TPE: "Optuna's TPE as it comes: parameters apart, infeasible trials pruned",
-    SamplerName.MOTPE: "multi-objective TPE over parameters together, infeasible trials by constraint",
-    SamplerName.NSGA2: "NSGA-II with constraints",
-    SamplerName.GP: "Optuna's GP sampler with constraints (needs torch)",
-    SamplerName.QMC: "a Halton sequence",
-    SamplerName.RANDOM: "uniform draws without repeats",
-    SamplerName.GRID: "the space in its own order",
-    SamplerName.AUTO_TUNE: "vLLM's benchmarks/auto_tune: nested loops over max-num-seqs and max-num-batched-tokens",
-}
-
-
 def available() -> tuple[SamplerName, ...]:
     """Those whose libraries are here."""
     try:

@@ -114,13 +114,16 @@ class NodeCalibration:
 
     def _fitted(self, loads: Sequence[MeasuredLoad]) -> Calibration:
         before = self.stored
-        return calibrate(
+        known = UNCERTAINTIES if before is None else before.uncertainties
+        found = calibrate(
             loads,
             Coefficients() if before is None else before.coefficients,
-            uncertainties=UNCERTAINTIES if before is None else before.uncertainties,
+            uncertainties=known,
             seeds=1,
             rounds=ROUNDS,
         )
+        # What these loads tell nothing of (tensor parallelism on one GPU) stays as sure as it was.
+        return replace(found, spreads={**known, **found.spreads})
 
 
 def chosen_loads(plan: StudyPlan, trials: Sequence[Trial]) -> tuple[MeasuredLoad, ...]:
@@ -165,6 +168,8 @@ def measured_loads(plan: StudyPlan, trial: Trial) -> Iterator[MeasuredLoad]:
         planned = plan_requests(plan.workload, kept.level, trial.number)[: len(kept.records)]
         if len(planned) != len(kept.records) or any(one.error is not None for one in kept.records):
             continue
+        if all((one.output_tokens or 0) < 2 for one in kept.records):
+            continue  # there is no time per token to be fitted
         yield MeasuredLoad(
             node=plan.node,
             shape=shape,

@@ -113,12 +113,14 @@ def calibrate(
         seeds: simulations per load and set of coefficients.
 
     Raises:
-        ValueError: no load, or a coefficient of that name does not exist.
+        ValueError: no load, one without figures, or a coefficient of that name does not exist.
     """
     if not loads:
         raise ValueError("a calibration needs at least one measured load")
     fit = _Fit(loads, prior, relevant(loads, uncertainties), accuracy or Accuracy(), seeds)
     start = fit.residuals(fit.origin)
+    if not np.isfinite(start).all():  # a fit of it would be no number, and worse than what it replaces
+        raise ValueError("the simulation or the measurement has no figures for these loads")
     at, now, derivative = _least_squares(fit, start, rounds)
     spread = np.sqrt(np.diag(np.linalg.inv(derivative.T @ derivative + np.eye(len(at)))))
     return Calibration(

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.simulated import SimulatedEngine, SimulatedServer
+from autotune.load.records_file import read_records, write_records
 from autotune.node.defaults import resolve
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.planning.calibration import NodeCalibration, chosen_loads, measured_loads
@@ -23,7 +24,7 @@ from autotune.search.proposer import Proposer
 from autotune.session import spec_of
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.engine_model import Simulation
-from autotune.store.calibrations import Origin
+from autotune.store.calibrations import Origin, load_calibration
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -254,3 +255,28 @@ def test_a_run_learns_only_from_trials_of_its_own(first: First) -> None:
         asyncio.run(run.run())  # finished already: nothing is launched
     assert not any(note.startswith("learnt") for note in told.notes)
     assert {path: path.read_bytes() for path in (folder / "cache").glob("calibration-*.json")} == before
+
+
+def test_what_a_study_tells_nothing_of_stays_as_sure_as_it_was(first: First, tmp_path: Path) -> None:
+    _, plan, trials, *_ = first
+    known = NodeCalibration.of(plan, "here")
+    assert known is not None
+    assert known.stored is not None
+    doubts = {**known.stored.uncertainties, "rank_overhead_s": 0.11}  # of tensor parallelism, seen by an earlier study
+    before = replace(known, folder=tmp_path, stored=replace(known.stored, uncertainties=doubts))
+    assert "learnt from" in (before.learn(trials[:1]) or "")
+    after = load_calibration(tmp_path, known.place, Coefficients())
+    assert after is not None
+    assert after.uncertainties["rank_overhead_s"] == pytest.approx(0.11)
+    assert after.uncertainties["weight_read_share"] < doubts["weight_read_share"]
+
+
+def test_levels_of_single_tokens_teach_nothing(first: First, tmp_path: Path) -> None:
+    _, plan, trials, *_ = first
+    assert trials[0].directory is not None
+    for path in Path(trials[0].directory).glob("level-*"):
+        kept = read_records(path)
+        single = tuple(replace(one, output_tokens=1) for one in kept.records)
+        write_records(tmp_path / path.name, kept.level, kept.clock, single, kept.duration_s)
+    assert list(measured_loads(plan, trials[0]))
+    assert list(measured_loads(plan, replace(trials[0], directory=str(tmp_path)))) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, nan
 
 import numpy as np
 import pytest
@@ -107,6 +107,12 @@ def test_without_loads_or_with_an_unknown_name_it_refuses() -> None:
         calibrate([], SILENT)
     with pytest.raises(ValueError, match="no such coefficients: warp_factor"):
         calibrate([LOADS[0]], SILENT, uncertainties={"warp_factor": 1.0})
+
+
+def test_a_load_without_figures_is_refused() -> None:
+    one = told(SILENT, LOADS[1])
+    with pytest.raises(ValueError, match="no figures"):
+        calibrate([replace(one, measured=replace(one.measured, tpot_p50_s=nan))], SILENT, uncertainties=FEW, seeds=1)
 
 
 def test_every_uncertain_coefficient_exists_and_is_positive() -> None:

@@ -186,7 +186,7 @@ def goodput_of(seen: Sequence[Seen], end: GoodputEnd, slo: Slo, tokens_per_reque
         slo=slo,
         end=end,
         rate_rps=found,
-        output_tok_s=None if tokens_per_request is None else _times(found, tokens_per_request),
+        output_tok_s=None if found is None or tokens_per_request is None else found.times(tokens_per_request),
         levels=len(seen) - 1,
         seconds=math.fsum(one.seconds for one in seen[1:]),
         is_open=is_open,
@@ -292,14 +292,3 @@ def _interval(seen: Sequence[Seen], rate: float) -> tuple[float, float]:
 def _half_width(seen: Sequence[Seen], rate: float) -> float:
     low, high = _interval(seen, rate)
     return (high - low) / 2 / rate
-
-
-def _times(figure: Estimate | None, factor: float) -> Estimate | None:
-    if figure is None:
-        return None
-    low, high = figure.low, figure.high
-    return Estimate(
-        value=figure.value * factor,
-        low=None if low is None else low * factor,
-        high=None if high is None else high * factor,
-    )

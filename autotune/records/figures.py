@@ -17,6 +17,14 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
+    def times(self, factor: float) -> Estimate:
+        """Value and interval times `factor`, which is above 0."""
+        return Estimate(
+            value=self.value * factor,
+            low=None if self.low is None else self.low * factor,
+            high=None if self.high is None else self.high * factor,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:

@@ -118,19 +118,10 @@ def _as_at_first(pair: tuple[Estimate, Estimate], drift: Drift, number: int) -> 
     """Both figures of trial `number` as at the first baseline."""
     ago = number - drift.launches[0]
     throughput, ttft = (
-        scaled(figure, math.exp(-trend.slope * ago)) if trend.clear else figure
+        figure.times(math.exp(-trend.slope * ago)) if trend.clear else figure
         for figure, trend in zip(pair, (drift.throughput, drift.ttft), strict=True)
     )
     return throughput, ttft
-
-
-def scaled(figure: Estimate, factor: float) -> Estimate:
-    """Value and interval times `factor`."""
-    return Estimate(
-        value=figure.value * factor,
-        low=None if figure.low is None else figure.low * factor,
-        high=None if figure.high is None else figure.high * factor,
-    )
 
 
 def _trend(places: Sequence[int], figures: Sequence[Estimate], run_sd: float, span: int) -> Trend:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidOption
 from autotune.records import Estimate, LevelRole, Limit, Slo, SloMetric, Trial
-from autotune.search.drift import scaled, undrifted
+from autotune.search.drift import undrifted
 
 SLO_METRICS = tuple(metric.value for metric in SloMetric)
 """What an SLO may limit; lower is better."""
@@ -128,8 +128,8 @@ def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
     factor = point.tok_s_per_gpu.value / share.value if point.goodput_rps_per_gpu is None else 1.0
     return Figures(
         runs=len(point.numbers),
-        output_tok_s=scaled(_joined(totals), factor),
-        output_tok_s_per_gpu=scaled(share, factor),
+        output_tok_s=_joined(totals).times(factor),
+        output_tok_s_per_gpu=share.times(factor),
         ttft_p95_s=point.ttft_p95_s,
         goodput_rps_per_gpu=point.goodput_rps_per_gpu,
     )

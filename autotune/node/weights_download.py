@@ -34,6 +34,7 @@ MOST_TRIES = 5
 
 TELL_EVERY_S = 10.0
 _POLL_S = 0.5
+_END_S = 10.0
 _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
@@ -119,6 +120,7 @@ class _Download:
     ) -> None:
         self._order, self._environ, self._tell, self._stall_s = order, environ, tell, stall_s
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
 
     def run(self) -> dict[str, Any] | None:
         """The event of a failure; None when everything is there."""
@@ -136,6 +138,8 @@ class _Download:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
+                if self._reader:  # it comes to the end now, and must have before the pipe is closed
+                    self._reader.join(_END_S)
 
     def _follow(self, child: subprocess.Popen[bytes]) -> dict[str, Any] | None:
         assert child.stdin is not None  # both are pipes
@@ -152,8 +156,8 @@ class _Download:
         with contextlib.suppress(BrokenPipeError):
             child.stdin.write(json.dumps(words).encode() + b"\n")
             child.stdin.flush()
-        reader = threading.Thread(target=self._read, args=(child.stdout,), daemon=True)
-        reader.start()
+        self._reader = threading.Thread(target=self._read, args=(child.stdout,), daemon=True)
+        self._reader.start()
         progress = _Progress(_on_disk(order), time.monotonic())
         listed: dict[str, Any] | None = None
         while True:

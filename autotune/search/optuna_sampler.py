@@ -115,8 +115,9 @@ class PriorSampler(optuna.samplers.BaseSampler):
             config = _config(one, search_space)
             broken = one.state is TrialState.FAIL or any(limit > 0 for limit in one.constraints.values())
             fails[config] = fails.get(config, True) and broken
-            if not broken and one.values is not None and all(math.isfinite(value) for value in one.values):
-                values.setdefault(config, []).append([self._scaled(value) for value in one.values])
+            scaled = [self._scaled(value) for value in one.values or ()]
+            if not broken and scaled and all(math.isfinite(value) for value in scaled):
+                values.setdefault(config, []).append(scaled)
         means = {config: np.mean(rows, axis=0) for config, rows in values.items()}
         gains = _gains(means, directions, standard=not self._logarithms)
         return [
@@ -124,6 +125,7 @@ class PriorSampler(optuna.samplers.BaseSampler):
         ]
 
     def _scaled(self, value: float) -> float:
+        """As the sampler compares it; infinite where there is no ratio: such a trial started and has no figures."""
         if not self._logarithms:
             return value
         return math.log(value) if value > 0 else -math.inf

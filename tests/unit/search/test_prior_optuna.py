@@ -41,6 +41,12 @@ def test_two_objectives_and_constraints():
     assert sum(kind == "broken" for _, kind in tried[8:]) <= 3
 
 
+def test_a_figure_of_0_has_no_ratio_and_ends_nothing():
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=PriorSampler(1, logarithms=True))
+    study.optimize(lambda trial: (float(trial.suggest_int("x", 0, 20) % 4), 1.0), n_trials=14)
+    assert len({trial.params["x"] for trial in study.trials}) == 14
+
+
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_study_can_be_repeated(seed):
     params = []

@@ -6,12 +6,14 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import store_samples as samples
 from alembic.autogenerate import compare_metadata
 from alembic.command import downgrade
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from autotune.errors import ExitCode, SchemaMismatch
+from autotune.records import Config, Origin
 from autotune.store.connection import WRITE, connect, locate
 from autotune.store.repository import Store
 from autotune.store.schema import alembic_config, head_revision, ours
@@ -78,6 +80,27 @@ def test_downgrade_leaves_nothing_of_ours(tmp_path):
         downgrade(alembic_config(connection), "base")
     engine.dispose()
     assert tables_of(path) == {VERSION_TABLE}
+
+
+def test_a_database_of_the_first_revision_goes_on_with_all_its_trials(tmp_path):
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+        samples.begin_trial(store, 0)
+        before = store.trials(samples.spec().name)
+    engine = connect(locate(path), create=False)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        downgrade(alembic_config(connection), "0001")
+        columns = {row[1] for row in connection.exec_driver_sql("PRAGMA table_info(autotune_trials)")}
+    engine.dispose()
+    assert "why" not in columns
+    with Store.open(path) as store:
+        assert store.trials(samples.spec().name) == before
+        assert [trial.why for trial in before] == [""]
+        store.begin_trial(
+            samples.spec().name, number=1, config=Config.of({"x": 1}), origin=Origin.SAMPLER, gpus=1, why="prior: more"
+        )
+        assert store.trials(samples.spec().name)[1].why == "prior: more"
 
 
 def test_many_programs_may_open_a_new_database_at_once(tmp_path):

@@ -30,10 +30,16 @@ def marks(found: Assessment, number: int) -> tuple[str, ...]:
     standing = found.standing(number)
     if standing is None:
         return ()
-    unsure = [f"{chance(standing.front_probability)} sure"] if standing.on_front and not standing.is_sure else []
+    unsure = standing.on_front and not standing.is_sure
+    place = [f"on the front with {chance(standing.front_probability)}"] if unsure else []
+    return (*place, *ties(standing))
+
+
+def ties(standing: Standing) -> tuple[str, ...]:
+    """Whom noise does not tell a config from, and who is better than one of the front."""
     tied = [f"tied with {_numbers(standing.tied_with)}"] if standing.tied_with else []
     beaten = [f"no better than {_numbers(standing.beaten_by)}"] if standing.beaten_by and standing.on_front else []
-    return (*unsure, *tied, *beaten)
+    return (*tied, *beaten)
 
 
 def pick_doubt(found: Assessment) -> str:

@@ -20,7 +20,7 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.report.certainty import chance, marks
+from autotune.report.certainty import chance, ties
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
@@ -37,6 +37,7 @@ from autotune.report.wording import (
     settings,
     share,
 )
+from autotune.search.objective import is_goodput
 from autotune.search.reasons import launch_reason, plain_why
 from autotune.units import format_bytes
 
@@ -133,8 +134,9 @@ def _certainty(table: Table, view: StudyView, trial: Trial) -> None:
     told = [
         f"on the front with {chance(standing.front_probability)}, the pick with {chance(standing.pick_probability)}"
     ]
-    add(table, "how sure", ", ".join([*told, *marks(found, standing.number)]))
-    expected = f"{rate(standing.tok_s_per_gpu)} tok/s per GPU, TTFT p95 {latency(standing.ttft_p95_s)}"
+    add(table, "how sure", ", ".join([*told, *ties(standing)]))
+    unit = "tok/s per GPU of goodput" if is_goodput(view.trials) else "tok/s per GPU"
+    expected = f"{rate(standing.tok_s_per_gpu)} {unit}, TTFT p95 {latency(standing.ttft_p95_s)}"
     add(table, "to expect", f"{expected} (the luck of the best of many taken off)")
 
 

@@ -56,7 +56,7 @@ def brief_lines(found: Explanation, study: str) -> list[RenderableType]:
     told = [one for one in found.weights if any(swing and _real(swing) for swing in one.swings)][:BRIEF_KNOBS]
     lines: list[RenderableType] = []
     if told:
-        said = "; ".join(f"{printable(one.knob.name)} ({_swing_words(one)})" for one in told)
+        said = "; ".join(f"{printable(one.knob.name)} ({_swing_words(one, _what(found))})" for one in told)
         lines.append(Text(f"What mattered, best value against worst: {said}"))
     still = [printable(one.knob) for one in found.idle if one.how is Nothing.MEASURED]
     if still:
@@ -77,6 +77,7 @@ def explanation_document(
         "simulated": simulated,
         "launched": found.launched,
         "measured": found.measured,
+        "objective": _what(found),
         "prior": str(found.prior),
         "contradicted": list(found.contradicted),
         "noise": {
@@ -117,6 +118,11 @@ def words_of(values: Values) -> str:
 _SIZES = {"tensor-parallel-size": "TP", "pipeline-parallel-size": "PP", "data-parallel-size": "DP"}
 
 
+def _what(found: Explanation) -> str:
+    """The first objective."""
+    return "goodput" if found.goodput else "throughput"
+
+
 def _believed(found: Explanation) -> str:
     return _PRIOR[found.prior] + (", ".join(found.contradicted) if found.prior is PriorUse.PARTLY else "")
 
@@ -132,9 +138,10 @@ def _lines(found: Explanation) -> RenderableType:
 
 def _weights(found: Explanation, mark: str) -> RenderableType:
     table = grid()
-    heads = ("parameter", "measured", "of throughput", "of TTFT", f"throughput{mark}", f"TTFT p95{mark}")
+    what = _what(found)
+    heads = ("parameter", "measured", f"of {what}", "of TTFT", f"{what}{mark}", f"TTFT p95{mark}")
     for head in heads:
-        column(table, head, right=head in heads[1:4])
+        column(table, head, right=head in heads[1:4], whole=head == heads[0])
     for one in found.weights:
         add(
             table,
@@ -146,8 +153,8 @@ def _weights(found: Explanation, mark: str) -> RenderableType:
 
 def _changes(found: Explanation, mark: str) -> RenderableType:
     table = grid()
-    for head in ("parameter", "from", "to", f"throughput{mark}", f"TTFT p95{mark}", "known from"):
-        column(table, head)
+    for head in ("parameter", "from", "to", f"{_what(found)}{mark}", f"TTFT p95{mark}", "known from"):
+        column(table, head, whole=head == "parameter")
     for one in found.changes:
         before, after = words_of(one.before), words_of(one.values)
         if one.effects is None:
@@ -172,7 +179,7 @@ def _idle(found: Explanation) -> RenderableType:
         return Text("Every parameter made a difference, or is not known well enough to say that it made none.\n")
     table = grid()
     for head in ("parameter", "how that is known"):
-        column(table, head)
+        column(table, head, whole=head == "parameter")
     for one in found.idle:
         add(table, one.knob, _idle_words(one))
     return titled("Did nothing", table)
@@ -188,7 +195,8 @@ def _untried(found: Explanation, mark: str) -> list[RenderableType]:
     if not found.untried and not found.regions:
         return []
     table = grid()
-    heads = (f"tok/s per GPU{mark}", f"TTFT p95{mark}", "starts", "front grows by", "changes against the baseline")
+    unit = f"tok/s per GPU{' of goodput' if found.goodput else ''}{mark}"
+    heads = (unit, f"TTFT p95{mark}", "starts", "front grows by", "changes against the baseline")
     for head in heads:
         column(table, head, right=head != heads[-1])
     for one in found.untried:
@@ -199,7 +207,7 @@ def _untried(found: Explanation, mark: str) -> list[RenderableType]:
     if found.regions:
         regions = grid()
         for head in ("parameter", "value", "configs", *heads[:4]):
-            column(regions, head, right=head not in ("parameter", "value"))
+            column(regions, head, right=head not in ("parameter", "value"), whole=head == "parameter")
         for region in found.regions:
             value = words_of(region.values)
             failed = f" (failed in trial {', '.join(map(str, region.failed))})" if region.failed else ""
@@ -225,10 +233,10 @@ def _swing(found: Swing | None) -> str:
     return f"{_change(found.effect)}: {words_of(found.better)} against {words_of(found.worse)}"
 
 
-def _swing_words(one: Weight) -> str:
-    told = zip(("throughput", "TTFT"), one.swings, strict=True)
+def _swing_words(one: Weight, what: str) -> str:
+    told = zip((what, "TTFT"), one.swings, strict=True)
     return ", ".join(
-        f"{word} {_percent(swing.effect.ratio)} with {words_of(swing.better)}"
+        f"{word} {_percent(swing.effect.ratio)} with {words_of(swing.better)} against {words_of(swing.worse)}"
         for word, swing in told
         if swing and _real(swing)
     )

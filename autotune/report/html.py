@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from autotune.records import Origin, Outcome, Trial
-from autotune.report.certainty import certainty_lines, chance, marks, pick_doubt
+from autotune.report.certainty import certainty_lines, chance, pick_doubt, ties
 from autotune.report.figures import DARK, LIGHT, description, svg_text
 from autotune.report.view import StudyView
 from autotune.report.wording import (
@@ -80,7 +80,7 @@ def _certainty(found: Assessment, trial: Trial) -> dict[str, object]:
     standing = found.standing(trial.number)
     return {
         "sure": "-" if standing is None else chance(standing.front_probability),
-        "marks": marks(found, trial.number),
+        "marks": () if standing is None else ties(standing),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -27,6 +27,7 @@ from autotune.report.wording import (
     seconds,
     settings,
 )
+from autotune.search.objective import is_goodput
 
 GOODPUT = "goodput/s per GPU"
 """Requests/s at the highest rate within the SLO."""
@@ -81,7 +82,7 @@ def front_table(view: StudyView) -> RenderableType:
     repeated = any(view.joined(trial).runs > 1 for trial in shown)
     found = view.assessment()
     common = _common(view, shown)
-    goodput = _searched(shown)
+    goodput = is_goodput(shown)
     table = _table(
         *("trial", "GPUs", *(["runs"] if repeated else []), *([GOODPUT] if goodput else []), "tok/s per GPU"),
         *(*(["tok/s"] if total else []), "TTFT p95", "", "settings"),
@@ -105,7 +106,7 @@ def trials_table(view: StudyView) -> RenderableType:
     if not view.trials:
         return Text("No trial has run yet.\n")
     common = _common(view, view.trials)
-    goodput = _searched(view.trials)
+    goodput = is_goodput(view.trials)
     heads = ("trial", "outcome", "GPUs", *([GOODPUT] if goodput else []), "tok/s per GPU", "TTFT p95", "", "settings")
     table = _table(*heads)
     for trial in view.trials:
@@ -138,12 +139,12 @@ def pick_lines(view: StudyView) -> list[RenderableType]:
     text.append(f"Pick: trial {pick.number}", style="bold yellow" if doubt else "bold green")
     text.append(f" ({pick.rule}{doubt}): {printable(pick.reason)}\n")
     if pick.throughput_gain is not None or pick.ttft_gain is not None:
-        what = "goodput" if _searched([trial]) else "throughput"
+        what = "goodput" if is_goodput([trial]) else "throughput"
         text.append(
             f"Against the baseline{_mark(view)}: {what} per GPU {gain(pick.throughput_gain)}, "
             f"TTFT p95 {gain(pick.ttft_gain)}\n"
         )
-    for line in certainty_lines(found, "goodput" if _searched([trial]) else "throughput"):
+    for line in certainty_lines(found, "goodput" if is_goodput([trial]) else "throughput"):
         text.append(f"{line}\n")
     return [text]
 
@@ -254,11 +255,6 @@ def _table(*heads: str) -> Table:
     for head in heads:
         column(table, head, right=head in _NUMERIC, whole=head == "study")
     return table
-
-
-def _searched(trials: Iterable[Trial]) -> bool:
-    """Whether the study's objective is the goodput."""
-    return any(trial.result is not None and trial.result.goodput is not None for trial in trials)
 
 
 def _mark(view: StudyView) -> str:

@@ -16,6 +16,7 @@ from autotune.search.explain_knobs import Values, Weight, same_servers, weights
 from autotune.search.explain_model import Beliefs, Question, learnt
 from autotune.search.explain_untried import Region, Untried, untried
 from autotune.search.noise import RunNoise, run_noise
+from autotune.search.objective import is_goodput
 from autotune.search.prior.expectation import Reason
 from autotune.search.reasons import launch_reason, plain_why
 
@@ -73,6 +74,7 @@ class Explanation:
         merged: numbers of trials whose configs differ and whose servers are the same.
         untried, regions: see `explain_untried`.
         left: configs that may start and were never launched; of those listed, where there are too many to list.
+        goodput: the first objective is the goodput, in output tokens/s at its rate.
     """
 
     launched: int
@@ -88,6 +90,7 @@ class Explanation:
     untried: tuple[Untried, ...] = ()
     regions: tuple[Region, ...] = ()
     left: int = 0
+    goodput: bool = False
 
 
 def explain(trials: Sequence[Trial], question: Question) -> Explanation:
@@ -111,6 +114,7 @@ def explain(trials: Sequence[Trial], question: Question) -> Explanation:
         untried=best,
         regions=regions,
         left=left,
+        goodput=is_goodput(trials),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import InvalidOption
@@ -82,6 +82,11 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
         )
         for key, point in found.items()
     )
+
+
+def is_goodput(trials: Iterable[Trial]) -> bool:
+    """Whether the first objective of their study is the goodput."""
+    return any(trial.result is not None and trial.result.goodput is not None for trial in trials)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autotune.records import Config, Slo, Trial
+from autotune.search.objective import is_goodput
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.bend import Bend
 from autotune.search.prior.candidates import COMPILE_MINUTES, Candidates, unknown_expectation
@@ -46,6 +47,9 @@ CAUTION = 1.5
 
 KEEPS = 0.7
 """Probability that a config keeps to a limit of which nothing is known yet."""
+
+UNIT = "tok/s/GPU"
+GOODPUT_UNIT = "tok/s/GPU of goodput"
 
 _FANTASY_SD = 0.05
 _LEAST_MINUTES = 0.25
@@ -89,6 +93,7 @@ def propose(
         is_allowed=is_allowed,
         is_discouraged=is_discouraged,
         ttft_p95_s=None if limits is None else limits.ttft_p95_s,
+        unit=GOODPUT_UNIT if is_goodput(history) else UNIT,
     )
 
 
@@ -103,6 +108,7 @@ def propose_after(
     is_allowed: Callable[[Config], bool] = lambda _: True,
     is_discouraged: Callable[[Config], bool] = lambda _: False,
     ttft_p95_s: float | None = None,
+    unit: str = UNIT,
 ) -> Proposal | None:
     """As `propose`, from observations instead of trials.
 
@@ -111,6 +117,7 @@ def propose_after(
         open_now: configs that are running.
         tried: what is not to be proposed; may hold more than the space's parameters.
         ttft_p95_s: its limit.
+        unit: of the first objective, for the reason.
     """
     free = np.ones(len(listed.configs), dtype=np.bool_)
     for config in tried:
@@ -133,7 +140,8 @@ def propose_after(
     promised = float(judged.means[0][best]), float(judged.means[1][best])
     is_expected = prior is None or improvement(judged.front, judged.reference, promised) > 0.0
     order = in_order(judged.scores, counts if is_expected else np.zeros_like(counts))
-    return _choose(judged, listed, left, order, is_allowed, is_discouraged)
+    chosen = _choose(judged, listed, left, order, is_allowed, is_discouraged)
+    return None if chosen is None else _explained(judged, listed.configs[left[chosen]], chosen, unit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +320,7 @@ def _choose(
     order: np.ndarray,
     is_allowed: Callable[[Config], bool],
     is_discouraged: Callable[[Config], bool],
-) -> Proposal | None:
+) -> int | None:
     """The first of `order` that the rules allow; of the discouraged only one that is far better."""
     second: int | None = None
     for place in order:
@@ -322,19 +330,19 @@ def _choose(
         if not is_allowed(config):
             continue
         if not is_discouraged(config):
-            return _explained(judged, config, int(place))
+            return int(place)
         second = int(place) if second is None else second
-    return None if second is None else _explained(judged, listed.configs[left[second]], second)
+    return second
 
 
-def _explained(judged: _Judged, config: Config, place: int) -> Proposal:
+def _explained(judged: _Judged, config: Config, place: int, unit: str) -> Proposal:
     throughput, ttft = judged.means[0][place], -judged.means[1][place]
     gain = improvement(judged.front, judged.reference, (float(throughput), -float(ttft)))
     sure = gain > 0.0
     low, middle, high = np.exp(judged.bend.released(TTFT, ttft + np.array([-1, 0, 1]) * judged.sds[1][place]))
     throughput = float(judged.bend.released(THROUGHPUT, throughput))
     text = (
-        f"expected {math.exp(throughput):,.0f} tok/s/GPU (give or take {math.expm1(judged.sds[0][place]):.0%}) and "
+        f"expected {math.exp(throughput):,.0f} {unit} (give or take {math.expm1(judged.sds[0][place]):.0%}) and "
         f"{1e3 * middle:,.0f} ms p95 TTFT ({1e3 * low:,.0f}-{1e3 * high:,.0f}); "
     )
     text += "gains most hypervolume per minute" if sure else "uncertain enough to beat the front"

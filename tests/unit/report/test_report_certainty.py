@@ -45,6 +45,7 @@ def test_what_is_tied_and_not_validated_is_said_everywhere() -> None:
     assert "Statistically tied with the pick: trial 2" in text
     assert "Not stable: the same pick in" in text
     assert "tied with 2" in as_text(front_table(view))
+    assert "on the front with " in as_text(front_table(view), width=200)
     page = front_page(view)
     assert "Pick: trial 1, not yet validated" in page
     assert "tied with 2" in page

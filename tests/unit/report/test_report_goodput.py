@@ -8,6 +8,7 @@ from report_cases import study
 
 from autotune.records import Estimate, Goodput, GoodputEnd, Slo, Trial
 from autotune.report.csv_view import trials_csv
+from autotune.report.detail import trial_detail
 from autotune.report.html import front_page
 from autotune.report.json_view import show_document, study_document
 from autotune.report.progress import figures
@@ -58,6 +59,7 @@ def test_tables_page_and_lists_have_a_column_for_it() -> None:
     assert "requests/s per GPU within the SLO" in front_page(view)
     assert "goodput/s per GPU" not in front_page(plain)
     assert "goodput" in figures(view.front_trials[0])
+    assert "tok/s per GPU of goodput, TTFT p95" in as_text(trial_detail(view, view.front_trials[0]), width=250)
     assert "goodput_rps_per_gpu" in trials_csv(view, view.trials).splitlines()[0]
 
 

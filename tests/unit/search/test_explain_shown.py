@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import explained_studies as studies
 from rich.console import Group
@@ -43,7 +44,24 @@ def test_the_short_version_is_there_only_where_something_is_known() -> None:
     assert "What mattered, best value against worst: max-num-seqs" in told
     assert "Made no difference beyond noise: scheduling-policy" in told
     assert "`autotune explain s`" in told
+    assert " against " in told.split("max-num-seqs (throughput ")[1].split(")")[0]  # the worse value is named as well
     assert brief_lines(explain(studies.study(0, 1), studies.question()), "s") == []
+
+
+def test_a_goodput_is_called_so_everywhere() -> None:
+    found = replace(FOUND, goodput=True)
+    text = as_text(Group(explanation_text(found, study="s", simulated=False), *brief_lines(found, "s")), width=200)
+    assert "throughput" not in text
+    assert "tok/s per GPU of goodput" in text
+    assert explanation_document(found, study="s", simulated=False)["objective"] == "goodput"
+    assert explanation_document(FOUND, study="s", simulated=False)["objective"] == "throughput"
+
+
+def test_names_of_parameters_stay_in_one_piece_in_narrow_terminals() -> None:
+    names = {one.knob.name for one in FOUND.weights} | {one.knob for one in FOUND.changes}
+    for width in (80, 100, 120):
+        text = as_text(explanation_text(FOUND, study="s", simulated=True), width=width)
+        assert [name for name in names if name not in text[text.index("What mattered") :]] == []
 
 
 def test_values_are_told_as_people_say_them() -> None:

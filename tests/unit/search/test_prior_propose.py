@@ -9,7 +9,17 @@ import pytest
 import search_samples as samples
 from prior_surfaces import BASELINE, SPACE, InventedPrior, Physics, Surface, invented, replay
 
-from autotune.records import Config, Failure, FailureClass, Origin, Outcome, Slo
+from autotune.records import (
+    Config,
+    Estimate,
+    Failure,
+    FailureClass,
+    Goodput,
+    GoodputEnd,
+    Origin,
+    Outcome,
+    Slo,
+)
 from autotune.search.parameter import Parameter
 from autotune.search.prior.candidates import MOST, Candidates
 from autotune.search.prior.evidence import observations
@@ -123,6 +133,22 @@ def test_a_reason_in_one_line(listed):
     assert "tok/s/GPU" in found.why
     assert "minutes" in found.why
     assert "\n" not in found.why
+
+
+def test_the_reason_of_a_goodput_study_calls_it_goodput(listed):
+    plain = invented(0).measure(0, BASE, 0)
+    rate = Estimate(value=8.0, low=7.8, high=8.2)
+    goodput = Goodput(
+        slo=Slo.of(ttft_p95=0.5),
+        end=GoodputEnd.NARROW,
+        rate_rps=rate,
+        output_tok_s=Estimate(value=1000.0),
+        levels=4,
+        seconds=80.0,
+    )
+    searched = replace(plain, result=replace(plain.result, goodput=goodput))
+    assert " tok/s/GPU of goodput (give or take" in proposed([searched], listed[False]).why
+    assert "goodput" not in proposed([plain], listed[False]).why
 
 
 def test_what_the_rules_refuse_and_what_was_tried_is_not_proposed(listed):

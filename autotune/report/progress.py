@@ -203,9 +203,12 @@ def _ended(state: Progress, event: TrialEnded) -> Progress:
 
 
 def headline(state: Progress, now_s: float) -> str:
-    """`trial 5 of 24 · measuring 41.0 s · elapsed 12 min 10 s · ETA 40 min 02 s`, at the end `repeat 1 of 2 · ...`."""
+    """`trial 5 of 24 (number 4) · measuring 41.0 s · elapsed 12 min 10 s · ETA 40 min 02 s`, later `repeat 1 of 2 ...`.
+
+    The number is what every other line and command calls the trial: it counts from 0.
+    """
     parts = [_position(state)]
-    if state.number is not None and (state.repeating or state.number != state.counted):
+    if state.number is not None:
         parts[0] += f" (number {state.number})"
     if state.phase is not None:
         spent_s = 0.0 if state.phase_began_s is None else now_s - state.phase_began_s

@@ -51,15 +51,15 @@ def story() -> list[Event]:
 def test_the_headline_counts_and_estimates() -> None:
     state = after(*story())
     # one trial took 60 s; three are left, the running one is 20 s old
-    assert headline(state, 180.0) == "trial 2 of 4 · launching 18.0 s · elapsed 1 min 20 s · ETA 2 min 40 s"
+    assert headline(state, 180.0) == "trial 2 of 4 (number 1) · launching 18.0 s · elapsed 1 min 20 s · ETA 2 min 40 s"
 
 
 def test_nothing_is_estimated_from_nothing() -> None:
     state = after(*story()[:3])
-    assert headline(state, 105.0) == "trial 1 of 4 · launching 4.0 s · elapsed 5.0 s · ETA -"
+    assert headline(state, 105.0) == "trial 1 of 4 (number 0) · launching 4.0 s · elapsed 5.0 s · ETA -"
     unlimited = after(replace(story()[0], total=None), *story()[1:])  # type: ignore[type-var]
     assert "ETA -" in headline(unlimited, 180.0)
-    assert "trial 2 ·" in headline(unlimited, 180.0)
+    assert "trial 2 (number 1) ·" in headline(unlimited, 180.0)
 
 
 def test_a_slow_trial_does_not_eat_the_estimate_of_the_others() -> None:
@@ -82,7 +82,7 @@ def test_repeats_are_in_the_estimate_and_count_for_themselves() -> None:
         TrialBegan(at_s=60.0, number=1, repeats_left=2),
     )
     # one trial and two repeats, 60 s each
-    assert headline(state, 60.0) == "trial 2 of 2 · waiting · elapsed 1 min 00 s · ETA 3 min 00 s"
+    assert headline(state, 60.0) == "trial 2 of 2 (number 1) · waiting · elapsed 1 min 00 s · ETA 3 min 00 s"
     state = advance(state, TrialEnded(at_s=120.0, trial=BETTER))
     state = advance(state, TrialBegan(at_s=120.0, number=2, repeat=True, repeats_left=2))
     assert headline(state, 130.0) == ("repeat 1 of 2 (number 2) · waiting 10.0 s · elapsed 2 min 10 s · ETA 1 min 50 s")
@@ -128,10 +128,10 @@ def test_plain_lines_tell_the_story() -> None:
             view.tell(event)
     assert lines == [
         "study s: 4 trials",
-        "trial 1 of 4 · waiting · elapsed 0 ms · ETA -",
-        "trial 1 of 4 · measuring (throughput) · elapsed 31.0 s · ETA -",
+        "trial 1 of 4 (number 0) · waiting · elapsed 0 ms · ETA -",
+        "trial 1 of 4 (number 0) · measuring (throughput) · elapsed 31.0 s · ETA -",
         "trial 0 measured, 1,500 ±5 % tok/s per GPU, TTFT p95 900 ms ±15 %; front: 0",
-        "trial 2 of 4 · waiting · elapsed 1 min 00 s · ETA 3 min 00 s: --max-num-seqs 128",
+        "trial 2 of 4 (number 1) · waiting · elapsed 1 min 00 s · ETA 3 min 00 s: --max-num-seqs 128",
         "trial 1 measured, 2,100 ±5 % tok/s per GPU, TTFT p95 410 ms ±15 %; front: 1",
         "bye\\x1b",
     ]
@@ -156,7 +156,7 @@ def test_the_live_block_shows_the_moment() -> None:
         block = Console(file=io.StringIO(), width=100, record=True)
         block.print(view.block())
     shown = block.export_text()
-    assert "trial 2 of 4 · launching 18.0 s" in shown
+    assert "trial 2 of 4 (number 1) · launching 18.0 s" in shown
     assert "--max-num-seqs 128" in shown
     assert "best trial 0: 1,500 ±5 % tok/s per GPU" in shown
 

@@ -11,6 +11,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from autotune.load.exchange import Transport
@@ -178,7 +179,7 @@ class LevelRun:
     def _open_slots(self, offsets_s: Sequence[float]) -> None:
         self._most = 0
         for offset_s in offsets_s:
-            self._sleeper.call(offset_s, lambda free_s=offset_s: self._guarded(lambda: self._slot_opens(free_s)))  # type: ignore[misc]
+            self._sleeper.call(offset_s, partial(self._guarded, partial(self._slot_opens, offset_s)))
         self._end_if_done()
 
     def _slot_opens(self, free_s: float) -> None:

@@ -11,11 +11,11 @@ def block_of(s: State, position: int, index: int) -> int:
     """Number of the block with the content of the request's `index`-th."""
     request = s.requests[position]
     if index >= request.keys:
-        return request.own_blocks + index - request.keys  # type: ignore[no-any-return]
+        return request.own_blocks + index - request.keys  # type: ignore[no-any-return]  # of a row
     at = request.segment
     while s.segments[at].until <= index:
         at += 1
-    return s.segments[at].base + index + s.segments[at].stride * request.seat  # type: ignore[no-any-return]
+    return s.segments[at].base + index + s.segments[at].stride * request.seat  # type: ignore[no-any-return]  # of a row
 
 
 @compiled

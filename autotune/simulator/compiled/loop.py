@@ -193,7 +193,7 @@ def _run_step(s: State, replica: int, step: int, now: float) -> float:
     plan = s.plans[slowest]
     busy = _busy_share(s.numbers, plan.decoding + plan.tokens, plan.decoding + plan.finished_prefill, stage_s)
     row.heat += (busy - row.heat) * min(1.0, stage_s / whole.heat_tau)
-    return at  # type: ignore[no-any-return]
+    return at  # type: ignore[no-any-return]  # of a row
 
 
 @compiled

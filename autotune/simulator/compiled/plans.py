@@ -35,7 +35,7 @@ def plan_step(s: State, seat: int, lane: int, now: float) -> int:
         return -1
     whole.first_free_plan = plan.next_free
     whole.free_plans -= 1
-    return slot  # type: ignore[no-any-return]
+    return slot  # type: ignore[no-any-return]  # of a row
 
 
 @compiled

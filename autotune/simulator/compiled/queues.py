@@ -47,7 +47,7 @@ def pop(s: State) -> None:
 @compiled
 def _earlier(s: State, one: int, other: int) -> bool:
     a, b = s.events[one], s.events[other]
-    return a.at < b.at or (a.at == b.at and a.seq < b.seq)  # type: ignore[no-any-return]
+    return a.at < b.at or (a.at == b.at and a.seq < b.seq)  # type: ignore[no-any-return]  # of a row
 
 
 @compiled
@@ -85,4 +85,4 @@ def take_free(s: State) -> int:
         free[place] = free[below]
         place = below
     free[place] = moved
-    return first  # type: ignore[no-any-return]
+    return first  # type: ignore[no-any-return]  # of a row

@@ -104,7 +104,7 @@ def _take_in(s: State, server: int, now: float) -> float:
         request.turns -= 1
         row.job = NO_JOB
         _receive(s, server, position, until)
-    return until  # type: ignore[no-any-return]
+    return until  # type: ignore[no-any-return]  # of a row
 
 
 @compiled
@@ -122,7 +122,7 @@ def _write(s: State, server: int, now: float) -> float:
         s.requests[s.ended[server, at]].ending = False
     row.start = now + tokens * whole.token_s
     row.job = WRITE if row.chunks > 0 else NO_JOB
-    return row.start + whole.chunk_s * row.chunks  # type: ignore[no-any-return]
+    return row.start + whole.chunk_s * row.chunks  # type: ignore[no-any-return]  # of a row
 
 
 @compiled

@@ -108,6 +108,13 @@ def picked(trials, **options):
 SLO = Slo.of(ttft_p95=0.5)
 
 
+def test_a_single_config_is_no_balance_of_several():
+    found = picked([samples.measured(0, 1000.0, 0.2), samples.measured(1, 1500.0, 0.1)])
+    assert found.reason.startswith(
+        "the only config of the front no worse than the baseline (within its interval): 1,500"
+    )
+
+
 def test_slo_takes_the_highest_throughput_that_meets_it_by_its_upper_bound():
     trials = [
         samples.measured(0, 1000.0, (0.18, 0.2, 0.22)),

@@ -177,10 +177,10 @@ def _pick_knee(trials: Sequence[Trial], on_front: Sequence[Point], base: Point |
     chosen = no_worse if others else on_front
     reference = reference_of(base)
     best = min(chosen, key=lambda p: (-_alone(p, reference), p.ttft_p95_s.value, p.number))
-    if len(others) == 1:
+    if others == [best]:
         said = "the only config of the front no worse than the baseline (within its interval)"
     elif others:
-        among = f"{len(others)} configs of the front no worse than the baseline (within its interval)"
+        among = f"{_count(len(others), 'config')} of the front no worse than the baseline (within its interval)"
         said = f"the best balance of {among}"
     else:
         among = f"{_count(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"

@@ -43,7 +43,8 @@ def test_written_log(case):
 
 def test_every_class_has_two_texts_of_different_kind():
     counted = Counter(case["class"] for case in WRITTEN)
-    assert {kind: counted[kind] for kind in FailureClass if counted[kind] < 2} == {}
+    of_logs = set(FailureClass) - {FailureClass.SLO_MISSED}  # that one is measured
+    assert {kind: counted[kind] for kind in of_logs if counted[kind] < 2} == {}
 
 
 # (folder/file, exit status, class, root line, facts): numbers as the line or the server's own flags have them.

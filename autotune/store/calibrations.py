@@ -29,6 +29,10 @@ MAX_FILE_BYTES = 1024 * 1024
 OTHER_VERSION_SHARE, OTHER_MACHINE_SHARE = 0.3, 0.6
 """Of the doubt before anything was measured, what a new version of vLLM or another host with the same GPU adds."""
 
+MOST_FACTOR = 100.0
+"""A coefficient further than this from the simulation's own was not measured: with zero, and with powers of what is
+huge, no step time can be worked out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
@@ -77,6 +81,9 @@ class StoredCalibration:
     origin: Origin
     loads: int
     saved_at: datetime
+
+
+_USUAL = Coefficients()
 
 
 class _File(BaseModel):
@@ -238,4 +245,15 @@ def _read(path: Path) -> _File | None:
         file = _File.model_validate_json(json.dumps({**data, "schema_": data["schema"]}))
     except (OSError, ValueError, RecursionError, ValidationError):
         return None
-    return file if all(value >= 0.0 for value in file.coefficients.values()) else None
+    return file if all(_is_sane(name, value) for name, value in file.coefficients.items()) else None
+
+
+def _is_sane(name: str, value: float) -> bool:
+    """Whether the simulation can be run with it; those of a later simulation are not used, so any will do."""
+    usual: float | None = getattr(_USUAL, name, None)
+    if usual is None:
+        return value >= 0.0
+    if usual == 0:
+        return 0.0 <= value <= 1.0  # what may be nothing is a probability
+    least = usual / MOST_FACTOR
+    return (max(least, 1.0) if isinstance(usual, int) else least) <= value <= usual * MOST_FACTOR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from autotune.errors import StorageError
 from autotune.simulator.calibrate import UNCERTAINTIES, Calibration
-from autotune.simulator.coefficients import DATASHEET
+from autotune.simulator.coefficients import DATASHEET, Coefficients
 from autotune.store.calibrations import Origin, Place, load_calibration, save_calibration
 
 HERE = Place(machine="node-1", gpu="NVIDIA H200", vllm="0.25.1")
@@ -109,6 +109,19 @@ def test_damaged_files_count_as_missing(tmp_path: Path, text: bytes) -> None:
     path = save_calibration(tmp_path, HERE, FOUND)
     path.write_bytes(text)
     assert load_calibration(tmp_path, HERE, DATASHEET) is None
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Coefficients)])
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e308])
+def test_a_file_whose_coefficients_no_step_time_can_be_worked_out_with_counts_as_missing(
+    tmp_path: Path, name: str, value: float
+) -> None:
+    path = save_calibration(tmp_path, HERE, FOUND)
+    data = json.loads(path.read_text())
+    data["coefficients"][name] = value
+    path.write_text(json.dumps(data))
+    may_be_nothing = name == "draft_acceptance" and value < 1.0
+    assert (load_calibration(tmp_path, HERE, DATASHEET) is not None) == may_be_nothing
 
 
 def test_coefficients_of_a_later_simulation_are_left_out_and_missing_ones_keep_the_prior(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ LOAD = LoadPlan(
 def plan_of(**values: Any) -> StudyPlan:
     nowhere = Path("/nonexistent")
     here = Surroundings(environ={}, home=nowhere, probe=None, shm_bytes=None, has_kfd=False, cache_dir=nowhere)
-    asked: dict[str, Any] = {"name": "s", "model": "meta-llama/Llama-3.1-8B-Instruct", "node": "2xH100-80GB-NVLink", **values}
+    model, node = "meta-llama/Llama-3.1-8B-Instruct", "2xH100-80GB-NVLink"
+    asked: dict[str, Any] = {"name": "s", "model": model, "node": node, **values}
     return make_plan(Recipe(**asked), here)
 
 

@@ -17,6 +17,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """pytest-cov starts coverage in each worker; coverage would too, as in any subprocess, and ignore `no_cover`."""
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
 def _carrying(marker: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():

@@ -140,6 +140,7 @@ def test_it_plans_on_its_nodes(here: Surroundings, name: str, node: str) -> None
     assert planned.recipe.trials <= len(planned.feasible)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", GUIDE)
 def test_a_recipe_begins_where_the_guide_does(as_written: Callable[[str], StudyPlan], name: str) -> None:
     planned = as_written(name)
@@ -155,6 +156,7 @@ def test_a_recipe_begins_where_the_guide_does(as_written: Callable[[str], StudyP
     assert NODES[name][0] in planned.notes[0]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", COMPARED)
 def test_the_layouts_that_the_guide_compares_come_next(as_written: Callable[[str], StudyPlan], name: str) -> None:
     second = as_written(name).starting_points[1]

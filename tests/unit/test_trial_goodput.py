@@ -162,6 +162,7 @@ async def test_what_the_client_could_not_send_is_no_goodput(tmp_path: Path) -> N
     assert trial_of(run).objectives is None
 
 
+@pytest.mark.no_cover
 async def test_the_rate_of_a_simulated_server_is_where_its_ttft_passes_the_limit(tmp_path: Path) -> None:
     slo = Slo.of(ttft_p95=0.3, error_rate=0.0)
     chat = load_workload("chat")

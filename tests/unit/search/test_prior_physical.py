@@ -65,6 +65,7 @@ def ranks(values):
     return np.argsort(np.argsort(values))
 
 
+@pytest.mark.no_cover
 def test_configs_are_ordered_as_by_the_event_simulator():
     quick, slow = PRIOR.expect(CONFIGS), PRIOR.refine(CONFIGS)
     for one, other in zip(quick.logs, slow.logs, strict=True):

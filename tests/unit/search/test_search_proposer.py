@@ -350,6 +350,7 @@ def test_every_limit_is_a_constraint_of_its_own(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", ["tpe", "nsga2"])
 def test_samplers_look_where_the_limits_are_kept(name: str) -> None:
     # The wait is 10 ms a sequence, so that one choice in sixteen or two keeps to 0.3 s; all are on the front.

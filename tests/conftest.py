@@ -17,10 +17,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# In a worker coverage would be started three times, and `no_cover` end one of them only: by itself, as in any
+# subprocess, and by pytest-cov as in a master and as in a worker. The last is the one whose data is taken.
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """pytest-cov starts coverage in each worker; coverage would too, as in any subprocess, and ignore `no_cover`."""
     os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    covering = session.config.pluginmanager.getplugin("_cov")
+    if hasattr(session.config, "workerinput") and covering and covering.cov_controller:
+        covering.cov_controller.cov.stop()
 
 
 def _carrying(marker: str) -> list[int]:

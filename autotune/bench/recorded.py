@@ -27,7 +27,8 @@ MAX_CONFIGS = 100_000
 
 _Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9:._-]*$")]
-_Params = Annotated[dict[_Name, bool | int | float | str | None], Field(max_length=64)]
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Params = Annotated[dict[_Name, bool | int | _Finite | str | None], Field(max_length=64)]
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -51,7 +51,7 @@ def main() -> int:
         return _failed("disk" if full else "network", f"{type(error).__name__}: {error.strerror or ''}".strip(": "))
     # Its HTTP library has changed twice (requests, httpx, httpx2), and each has errors of its own; this process does
     # nothing else, so whatever it meets is why nothing was downloaded.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - see above
         return _failed("network", type(error).__name__)
     return 0
 

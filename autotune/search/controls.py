@@ -20,7 +20,7 @@ from optuna.trial import TrialState
 from autotune.records import Config, Value
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.proposer import ASKS, ASKS_GP, POPULATION, STARTUP
-from autotune.search.samplers import Dial, derived_seed, make_sampler
+from autotune.search.samplers import Dial, derived_seed, make_sampler, suggested
 from autotune.search.space import SearchSpace
 
 _CONSTRAINT = "infeasible"
@@ -87,7 +87,7 @@ class StockStudy:
         found: Config | None = None
         for _ in range(most):
             trial = self._study.ask()
-            config = self._suggested(trial)
+            config = suggested(self._space, self._dials, trial)
             if config in self._left:
                 found = self._opened(config, trial)
                 break
@@ -108,7 +108,7 @@ class StockStudy:
             }
         )
         trial = self._study.ask()
-        self._suggested(trial)
+        suggested(self._space, self._dials, trial)
         return self._opened(config, trial)
 
     def tell(self, logs: tuple[float, float] | None) -> None:
@@ -145,21 +145,6 @@ class StockStudy:
         self._left.pop(config, None)
         self._open = _Asked(config=config, trial=trial)
         return config
-
-    def _suggested(self, trial: optuna.Trial) -> Config:
-        values: dict[str, Value] = {}
-        for dial in self._dials:
-            name = dial.parameter.name
-            if not self._space.is_active(dial.parameter, values):
-                continue
-            if len(dial.order) == 1:
-                index = 0
-            elif dial.ordered:
-                index = trial.suggest_int(name, 0, len(dial.order) - 1)
-            else:
-                index = trial.suggest_categorical(name, dial.indices)
-            values[name] = dial.order[index]
-        return Config.of(values)
 
 
 def _asked(dial: Dial, values: dict[str, Value]) -> bool:

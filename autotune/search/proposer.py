@@ -17,13 +17,13 @@ import optuna
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.records import Config, Outcome, Slo, Trial, Value
+from autotune.records import Config, Outcome, Slo, Trial
 from autotune.search.objective import Point, points, violations
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.candidates import Candidates
 from autotune.search.prior.expectation import Prior, Proposal, Reason
 from autotune.search.prior.propose import propose
-from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled
+from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled, suggested
 from autotune.search.space import SearchSpace
 
 ASKS = 48
@@ -285,7 +285,7 @@ class Proposer:
         worst = self._worst(history)
         for _ in range(ASKS_GP if self.sampler_name == "gp" and learning else ASKS):
             trial = study.ask()
-            config = self._suggested(trial)
+            config = suggested(self.space, self._dials, trial)
             if fresh(config):
                 return config
             if self._key(config) in tried or not learning:
@@ -295,21 +295,6 @@ class Proposer:
                 trial.set_constraint(name, violation)
             study.tell(trial, worst)
         return None
-
-    def _suggested(self, trial: optuna.Trial) -> Config:
-        values: dict[str, Value] = {}
-        for dial in self._dials:
-            name = dial.parameter.name
-            if not self.space.is_active(dial.parameter, values):
-                continue
-            if len(dial.order) == 1:
-                index = 0
-            elif dial.ordered:
-                index = trial.suggest_int(name, 0, len(dial.order) - 1)
-            else:
-                index = trial.suggest_categorical(name, dial.indices)
-            values[name] = dial.order[index]
-        return Config.of(values)
 
     def _teach(self, study: optuna.Study, sampler: optuna.samplers.BaseSampler, lesson: _Lesson) -> None:
         if not isinstance(sampler, optuna.samplers.NSGAIISampler) or lesson.state is not TrialState.COMPLETE:

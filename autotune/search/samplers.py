@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import optuna
@@ -113,6 +113,27 @@ class Dial:
             if same_value(choice, value):
                 return index
         return None
+
+
+def suggested(space: SearchSpace, dials: Iterable[Dial], trial: optuna.Trial) -> Config:
+    """The config that a sampler chooses in `trial`: it is asked for active parameters that leave a choice.
+
+    Args:
+        dials: of the space's parameters, parents of conditions before their children.
+    """
+    values: dict[str, Value] = {}
+    for dial in dials:
+        name = dial.parameter.name
+        if not space.is_active(dial.parameter, values):
+            continue
+        if len(dial.order) == 1:
+            index = 0
+        elif dial.ordered:
+            index = trial.suggest_int(name, 0, len(dial.order) - 1)
+        else:
+            index = trial.suggest_categorical(name, dial.indices)
+        values[name] = dial.order[index]
+    return Config.of(values)
 
 
 def shuffled(space: SearchSpace, seed: int) -> list[Config]:

@@ -45,7 +45,7 @@ async def driven(
         PlannedRequest(index=at, prompt_tokens=10, output_tokens=2, content_seed=at, scheduled_s=due)
         for at, due in enumerate(schedule(load) or ())
     ]
-    options = DriveOptions(api=Api.CHAT, model="m", render=lambda _: "hello", transport=kind, **changes)  # type: ignore[arg-type]
+    options = DriveOptions(api=Api.CHAT, model="m", render=lambda _: "hello", transport=kind, **changes)
     async with serving(lambda n, _body: answer(first_s(n))) as (url, seen):
         records, _ = await drive(url, load, planned, options=options)
     return records, len(seen.requests)

@@ -468,7 +468,7 @@ class TestEnds:
             with pytest.raises(asyncio.CancelledError):
                 await driving
             mine = {asyncio.current_task()}
-            names = [t.get_coro().__qualname__ for t in asyncio.all_tasks() - mine if t.get_coro() is not None]  # type: ignore[union-attr]
+            names = [t.get_coro().__qualname__ for t in asyncio.all_tasks() - mine if t.get_coro() is not None]
             assert not [name for name in names if "_Level" in name]
 
 

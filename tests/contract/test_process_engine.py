@@ -68,7 +68,7 @@ class Bench:
     ) -> ProcessServer:
         plan = LaunchPlan(
             model="tiny",
-            config=Config.of(config),  # type: ignore[arg-type]
+            config=Config.of(config),
             gpu_indices=gpus,
             extra_args=extra,
             directory=self.directory,

@@ -163,7 +163,7 @@ def test_the_table_is_for_people(simulated: str, tmp_path: Path) -> None:
 
 
 def test_a_key_is_asked_for_by_name(fresh: object, tmp_path: Path) -> None:
-    url = fresh("--api-key", KEY)  # type: ignore[operator]  # a factory
+    url = fresh("--api-key", KEY)
     words = ("measure", "--url", url, *QUICK, "--concurrency", "2")
     without = run(tmp_path, *words)
     assert without.code == ExitCode.SERVER_UNUSABLE
@@ -286,7 +286,7 @@ def test_ctrl_c_shows_what_was_measured(simulated: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_before_any_figure(fresh: object, tmp_path: Path) -> None:
-    url = fresh("--sim-fault", "stall:1")  # type: ignore[operator]  # a factory
+    url = fresh("--sim-fault", "stall:1")
     running = Running(tmp_path, "measure", "--url", url, *QUICK)
     try:
         wait_for(lambda: "warm-up" in running.err, "the warm-up")
@@ -319,7 +319,7 @@ def test_a_server_that_goes_away_leaves_what_was_measured(tmp_path: Path) -> Non
 
 
 def test_a_level_is_bounded_in_time(fresh: object, tmp_path: Path) -> None:
-    url = fresh("--sim-fault", "stall:1")  # type: ignore[operator]  # a factory
+    url = fresh("--sim-fault", "stall:1")
     begun = time.monotonic()
     ended = run(tmp_path, "measure", "--url", url, *QUICK, "--concurrency", "2", "--level-deadline", "1")
     assert ended.code == ExitCode.SERVER_UNUSABLE, ended.err

@@ -48,7 +48,7 @@ def plan_for(folder: Path, **values: object) -> StudyPlan:
         "repeats": 0,
         **values,
     }
-    return make_plan(Recipe(**asked), here)  # type: ignore[arg-type]  # keywords of a recipe
+    return make_plan(Recipe(**asked), here)
 
 
 def stored(folder: Path, **values: object) -> tuple[StudyPlan, StudyRecord, tuple[Trial, ...], LoadPlan | None]:
@@ -186,8 +186,8 @@ def test_a_checkpoint_and_conditions_survive_the_store() -> None:
     spec = spec_of(plan)
     record = StudyRecord(
         **{name: getattr(spec, name) for name in spec.__dataclass_fields__},
-        created_at=None,  # type: ignore[arg-type]  # not asked for
-        state=None,  # type: ignore[arg-type]
+        created_at=None,
+        state=None,
     )
     through_json = replace(record, spec=json.loads(json.dumps(record.spec)))
     again = stored_plan(through_json, ()).plan

@@ -299,7 +299,7 @@ def test_the_load_is_found_once_and_is_the_same_for_every_trial(tmp_path: Path) 
         level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
         assert level is not None
         rates.add((level.level.rate_rps, level.level.requests))
-        assert any(m.level.role is LevelRole.RAMP for m in trial.result.measurements) is (trial.number == 0)  # type: ignore[union-attr]
+        assert any(m.level.role is LevelRole.RAMP for m in trial.result.measurements) is (trial.number == 0)
     assert len(rates) == 1
 
 

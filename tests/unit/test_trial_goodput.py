@@ -75,7 +75,7 @@ def order(directory: Path, slo: Slo, **values: object) -> TrialOrder:
         slo=slo,
         objective=Objective.GOODPUT,
     )
-    return replace(made, **values)  # type: ignore[arg-type]
+    return replace(made, **values)
 
 
 async def perform(engine: FakeEngine | SimulatedEngine, what: TrialOrder) -> tuple[TrialRun, Watcher]:

@@ -45,6 +45,10 @@ warm; a new max-num-seqs, max-num-batched-tokens or KV dtype does not. A flag th
 _REFINED_BELIEF = Belief(amplitude=0.15, level_sd=0.5, extra_noise=0.03)
 
 
+NOTHING: tuple[tuple[str, tuple[bool, Value]], ...] = (("enforce-eager", (True, True)),)
+"""Key of configs that compile nothing: their starts are warm from the first on, and warm nobody else's."""
+
+
 @dataclass(frozen=True, slots=True)
 class CompileKeys:
     """Numbers for what a config compiles to; the same number starts warm after the other."""
@@ -55,11 +59,14 @@ class CompileKeys:
     def warm(self, launched: Iterable[Config]) -> NDArray[np.bool_]:
         """Which candidates reuse the compile cache of one of `launched`."""
         numbers = {self.known.get(compile_key(config), -1) for config in launched}
-        return np.isin(self.of, list(numbers))
+        nothing = self.known.get(NOTHING, -1)
+        return np.isin(self.of, [*numbers, nothing])
 
 
 def compile_key(config: Config) -> tuple[tuple[str, tuple[bool, Value]], ...]:
-    """Equal for configs that share a compiled graph. Nothing is compiled with `enforce-eager`."""
+    """Equal for configs that share a compiled graph; `NOTHING` with `enforce-eager`."""
+    if config.get("enforce-eager") is True:
+        return NOTHING
     return tuple((name, value_key(value)) for name, value in config if name not in NOT_COMPILED and value is not None)
 
 

@@ -111,6 +111,8 @@ def test_what_is_written_is_read_back(rows: list[Any], about: str) -> None:
         ((HEADER, changed(BASE, outcome="infeasible", failure="bad luck")), "line 2: failure"),
         ((HEADER, changed(BASE, failure="crash")), "line 2: failure"),
         ((HEADER, changed(BASE, config={"a": [1]})), "line 2: config.a"),
+        ((HEADER, changed(BASE, config={"a": float("nan")})), "line 2: config.a"),
+        ((HEADER, changed(BASE, config={"a": float("inf")})), "line 2: config.a"),
         ((HEADER, changed(BASE, config={"a": 1})), "baseline"),
         ((HEADER, changed(BASE, gpus=0)), "line 2: gpus"),
     ],

@@ -26,7 +26,7 @@ VLLM = FoundVllm(command="vllm serve", version="0.32.0", flags=214, binds_numa=T
 
 def real(name: str, **changes: object) -> Node:
     """A node as if it had been looked at."""
-    return replace(parse_node_name(name), simulated=False, driver="580.159.04", **changes)  # type: ignore[arg-type]
+    return replace(parse_node_name(name), simulated=False, driver="580.159.04", **changes)
 
 
 def states(node: Node, used: int = 0, *processes: GpuProcess) -> tuple[GpuState, ...]:
@@ -255,7 +255,7 @@ def test_a_missing_command_and_one_that_starts() -> None:
 
 def model(**changes: object) -> FoundModel:
     found = FoundModel(name="meta-llama/Llama-3.1-8B-Instruct", shape=LLAMA_8B, is_folder=False, weights_here=False)
-    return replace(found, **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(found, **changes)
 
 
 def test_token() -> None:

@@ -52,7 +52,7 @@ def test_a_truncated_file_is_read_anew(tmp_path: Path) -> None:
 
 
 @given(pieces=st.lists(st.binary(max_size=50), max_size=20), chunk=st.integers(min_value=1, max_value=64))
-def test_nothing_is_lost_or_repeated(tmp_path_factory, pieces: list[bytes], chunk: int) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_lost_or_repeated(tmp_path_factory, pieces: list[bytes], chunk: int) -> None:
     path = tmp_path_factory.mktemp("tail") / "log"
     tail = LogTail(path, chunk_bytes=chunk)
     seen = b""

@@ -58,7 +58,7 @@ def talking(turns: Lengths, asked: int = 20, answered: int = 30, prefix: int = 1
 
 def recorded(rows: Sequence[RawRow], **changes: object) -> Workload:
     trace = make_trace(rows, source="rows")
-    return replace(load_workload("chat"), trace=trace, **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(load_workload("chat"), trace=trace, **changes)
 
 
 def test_a_turn_repeats_all_that_was_said() -> None:

@@ -41,7 +41,7 @@ def chosen() -> WordPool:
 
 
 def request(tokens: int, **changes: object) -> PlannedRequest:
-    return PlannedRequest(**{"index": 0, "prompt_tokens": tokens, "output_tokens": 1, "content_seed": 11} | changes)  # type: ignore[arg-type]
+    return PlannedRequest(**{"index": 0, "prompt_tokens": tokens, "output_tokens": 1, "content_seed": 11} | changes)
 
 
 def test_groups_begin_with_the_short_words() -> None:

@@ -75,7 +75,7 @@ def test_prefixes_are_dealt_as_asked() -> None:
 
 def request(**changes: object) -> PlannedRequest:
     base = PlannedRequest(index=0, prompt_tokens=50, output_tokens=5, content_seed=11)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def test_render_is_deterministic_and_of_the_right_length() -> None:

@@ -23,7 +23,7 @@ def written(folder: Path, name: str, text: str | bytes) -> Path:
 
 
 def read(folder: Path, name: str, text: str | bytes, **options: object) -> Trace:
-    return read_trace(written(folder, name, text), **options)[0]  # type: ignore[arg-type]  # fields by name
+    return read_trace(written(folder, name, text), **options)[0]
 
 
 def rows(trace: Trace) -> list[tuple[float | None, int, int]]:
@@ -57,7 +57,7 @@ def test_azure(tmp_path: Path) -> None:
     ],
 )
 def test_tables_as_programs_write_them(tmp_path: Path, form: object) -> None:
-    assert rows(read(tmp_path, "b.csv", form(BURSTGPT))) == rows(read(tmp_path, "c.csv", BURSTGPT))  # type: ignore[operator]
+    assert rows(read(tmp_path, "b.csv", form(BURSTGPT))) == rows(read(tmp_path, "c.csv", BURSTGPT))
 
 
 def test_packed(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def open_loop(
 
 
 def opened(records: list[RequestRecord], **changes: object) -> Measurement:
-    return summarise(open_level(10.0, requests=200), records, 20.3, WALL, **changes)  # type: ignore[arg-type]
+    return summarise(open_level(10.0, requests=200), records, 20.3, WALL, **changes)
 
 
 def codes(measured: Measurement) -> dict[str, bool]:

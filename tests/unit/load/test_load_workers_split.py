@@ -11,7 +11,7 @@ from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest
 
 
 def level(arrivals: Arrivals, **changes: object) -> LoadLevel:
-    return LoadLevel(name="l", role=LevelRole.EXTRA, arrivals=arrivals, requests=0, seed=0, **changes)  # type: ignore[arg-type]
+    return LoadLevel(name="l", role=LevelRole.EXTRA, arrivals=arrivals, requests=0, seed=0, **changes)
 
 
 def request(index: int, tokens: int = 4, after: int | None = None) -> PlannedRequest:

@@ -45,7 +45,7 @@ def mixture(kind: AttentionKind = AttentionKind.FULL, **changes: object) -> Mode
         active_parameters=1,
     )
     shape = replace(LLAMA, decoder=(layer,) * 32, experts=Experts(count=8, per_token=2, intermediate_size=14336))
-    return replace(shape, **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(shape, **changes)
 
 
 @pytest.mark.parametrize(("seqs", "recorded_gib"), [(1024, 0.98), (256, 0.59), (32, 0.16)])

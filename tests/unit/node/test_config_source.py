@@ -96,7 +96,7 @@ def test_offline_means_that_nothing_is_fetched(variable: str, tmp_path: Path) ->
 def test_each_refusal_of_the_hub_has_its_own_words(kind: type[Exception], says: str, tmp_path: Path) -> None:
     def download(_name: str, _cache: Path) -> str:
         if issubclass(kind, errors.HfHubHTTPError):
-            raise kind("x", response=SimpleNamespace(headers={}, request=None, status_code=403))  # type: ignore[call-arg]
+            raise kind("x", response=SimpleNamespace(headers={}, request=None, status_code=403))
         raise kind("x")
 
     with pytest.raises(HubRefused, match=says):

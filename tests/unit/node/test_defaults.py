@@ -95,7 +95,7 @@ def test_turing_has_no_bfloat16() -> None:
 )
 def test_values_of_the_wrong_type_are_named(flag: str, value: object) -> None:
     with pytest.raises(InvalidOption, match=f"--{flag}"):
-        resolve(Config.of({flag: value}), parse_node_name("1xH100-80GB"), SHAPE)  # type: ignore[dict-item]
+        resolve(Config.of({flag: value}), parse_node_name("1xH100-80GB"), SHAPE)
 
 
 def test_versions() -> None:

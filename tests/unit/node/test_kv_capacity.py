@@ -59,7 +59,7 @@ def model(*attentions: LayerAttention, expert_bytes: int = 0, **changes: object)
         )
         for attention in attentions
     )
-    return replace(LLAMA, decoder=decoder, layers=len(decoder), **changes)  # type: ignore[arg-type]  # fields by name
+    return replace(LLAMA, decoder=decoder, layers=len(decoder), **changes)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_experts_are_shared_by_all_ranks_of_the_model() -> None:
     gpu = Gpu(index=0, name="x", memory_bytes=80 * GIB)
 
     def weights(**changes: int | bool) -> int:
-        return estimate(mixture, gpu, replace(PLAIN, **changes)).weights_bytes_per_gpu  # type: ignore[arg-type]
+        return estimate(mixture, gpu, replace(PLAIN, **changes)).weights_bytes_per_gpu
 
     whole = weights()
     layers = 4

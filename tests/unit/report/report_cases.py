@@ -56,7 +56,7 @@ def level(role: LevelRole, **figures: Any) -> Measurement:
     names = ("prompt_tokens", "output_tokens", "output_tok_s", "total_tok_s", "request_rps", "goodput_rps")
     empty = dict.fromkeys((*names, "ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "e2e_s"))
     return Measurement(
-        level=LoadLevel(name=str(role), role=role, requests=400, seed=3, **loop),  # type: ignore[arg-type]
+        level=LoadLevel(name=str(role), role=role, requests=400, seed=3, **loop),
         clock=ClockKind.WALL,
         duration_s=75.0,
         steady_s=61.5,

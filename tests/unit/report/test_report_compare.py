@@ -29,7 +29,7 @@ def sides(*trials: Trial) -> tuple[Side, Side]:
     view = StudyView(
         name="s", model="m", workload="chat", node="n", engine="process", simulated=False, trials=trials, baseline=0
     )
-    return tuple(Side(view=view, trial=trials[number], identity=IDENTITY) for number in (0, 1))  # type: ignore[return-value]  # two of them
+    return tuple(Side(view=view, trial=trials[number], identity=IDENTITY) for number in (0, 1))
 
 
 BASE = cases.measured(0, 1000.0, 0.4, {})

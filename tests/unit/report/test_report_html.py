@@ -47,7 +47,7 @@ def read(page: str) -> Strict:
     "view", [study(), study(simulated=True), study(trials=(), front=(), pick=None), study(slo=None)]
 )
 def test_the_page_is_whole_and_loads_nothing(view: object) -> None:
-    page = read(front_page(view))  # type: ignore[arg-type]
+    page = read(front_page(view))
     names = {name for name, _ in page.elements}
     assert not names & {"script", "link", "img", "iframe", "object"}
     for _, attributes in page.elements:

@@ -57,7 +57,7 @@ def test_the_headline_counts_and_estimates() -> None:
 def test_nothing_is_estimated_from_nothing() -> None:
     state = after(*story()[:3])
     assert headline(state, 105.0) == "trial 1 of 4 (number 0) · launching 4.0 s · elapsed 5.0 s · ETA -"
-    unlimited = after(replace(story()[0], total=None), *story()[1:])  # type: ignore[type-var]
+    unlimited = after(replace(story()[0], total=None), *story()[1:])
     assert "ETA -" in headline(unlimited, 180.0)
     assert "trial 2 (number 1) ·" in headline(unlimited, 180.0)
 

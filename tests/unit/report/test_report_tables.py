@@ -42,7 +42,7 @@ def line_with(text: str, start: str) -> str:
 
 @pytest.mark.parametrize("wording", [brief_latency, brief_rate, gain, latency, number, rate, seconds, share])
 def test_missing_is_a_dash(wording: object) -> None:
-    assert wording(None) == "-"  # type: ignore[operator]
+    assert wording(None) == "-"
 
 
 def test_units_are_for_people() -> None:

@@ -37,7 +37,7 @@ CHAT = Traffic(prompt_mean=1000, prompt_p95=3000, output_mean=250, shares_prefix
 def made(node: Node | str, shape: ModelShape | None, needed_len: int | None = 4096, **more: object) -> GeneratedSpace:
     given = {"traffic": CHAT, "accepted": known_flags(), **more}
     where = parse_node_name(node) if isinstance(node, str) else node
-    return generate_space(where, shape, needed_len=needed_len, **given)  # type: ignore[arg-type]  # fields by name
+    return generate_space(where, shape, needed_len=needed_len, **given)
 
 
 def choices(space: GeneratedSpace, name: str) -> tuple[Value, ...] | None:
@@ -135,7 +135,7 @@ def test_memory_of_a_shared_gpu_and_fp8_by_generation() -> None:
     assert choices(made("1xH100-80GB", LLAMA_8B, others_bytes=8 * GIB), "gpu-memory-utilization") == (0.80, 0.84, 0.88)
     assert choices(made("1xH100-80GB", LLAMA_8B, others_bytes=20 * GIB), "gpu-memory-utilization") == (0.70, 0.74)
     assert choices(made("1xH100-80GB", LLAMA_8B), "kv-cache-dtype") == ("auto", "fp8")
-    assert made("1xH100-80GB", LLAMA_8B).space.parameter("kv-cache-dtype").lossy  # type: ignore[union-attr]  # is there
+    assert made("1xH100-80GB", LLAMA_8B).space.parameter("kv-cache-dtype").lossy
     # 80 GB of an A100 hold 370 average requests; a 24 GB card of that generation holds 25.
     assert "KV is ample" in omitted(made("1xA100-80GB", LLAMA_8B), "kv-cache-dtype")
     assert choices(made("1xRTX3090-24GB", LLAMA_8B), "kv-cache-dtype") == ("auto", "fp8_e5m2")

@@ -27,7 +27,7 @@ def space(*parameters: Parameter) -> SearchSpace:
 
 def parameter(name: str, *choices: object, **when: object) -> Parameter:
     conditions = tuple((other, (value,)) for other, value in when.items())
-    return Parameter(name=name, choices=choices, when=conditions)  # type: ignore[arg-type]
+    return Parameter(name=name, choices=choices, when=conditions)
 
 
 FLAT = space(
@@ -46,7 +46,7 @@ CONDITIONAL = space(
 
 def measure(number: int, config: Config) -> Trial:
     """A smooth made-up truth: more sequences give more throughput and more wait."""
-    seqs = float(config.get("seqs") or config.get("depth") or 2.0)  # type: ignore[arg-type]
+    seqs = float(config.get("seqs") or config.get("depth") or 2.0)
     bonus = 1.3 if config.get("caching") else 1.0
     return samples.measured(number, 100 * math.sqrt(seqs) * bonus, 0.01 * seqs / bonus, config)
 
@@ -54,7 +54,7 @@ def measure(number: int, config: Config) -> Trial:
 def run(proposer: Proposer, count: int, judge=measure, **options: object) -> list[Trial]:
     history: list[Trial] = []
     for number in range(count):
-        config = proposer.propose(history, **options)  # type: ignore[arg-type]
+        config = proposer.propose(history, **options)
         if config is None:
             break
         history.append(judge(number, config))
@@ -199,7 +199,7 @@ def test_tpe_beats_random_on_a_smooth_truth():
     )
 
     def judge(number: int, config: Config) -> Trial:
-        a, b, seqs = (float(config.get(name)) for name in ("a", "b", "seqs"))  # type: ignore[arg-type]
+        a, b, seqs = (float(config.get(name)) for name in ("a", "b", "seqs"))
         loss = (a - 7) ** 2 + (b - 2) ** 2 + (math.log2(seqs) - 8) ** 2
         return samples.measured(number, 1000 / (1 + loss), 0.1 * (1 + loss), config)
 
@@ -325,7 +325,7 @@ class Told:
         made = proposer._frozen
 
         def frozen(lesson: object) -> object:
-            trial = made(lesson)  # type: ignore[arg-type]
+            trial = made(lesson)
             self.constraints.append(dict(trial.constraints))
             return trial
 

@@ -91,7 +91,7 @@ class SlowScheduler:
         offered = getattr(request, "offered", 0)
         if index < offered:
             return True
-        request.offered = index + 1  # type: ignore[attr-defined]
+        request.offered = index + 1
         return False
 
     def plan(self) -> SlowStep | None:  # noqa: C901  # one straight reading of the rules
@@ -155,7 +155,7 @@ class SlowScheduler:
             request.blocks = list(hits)
             for _ in range(fresh):
                 assert self.take(request)
-            request.offered = len(hits)  # type: ignore[attr-defined]
+            request.offered = len(hits)
             count = min(rest, budget)
             chunks.append((request.serial, len(hits) * self.size, count))
             request.computed = len(hits) * self.size + count

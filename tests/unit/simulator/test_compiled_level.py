@@ -32,7 +32,7 @@ from autotune.simulator.engine_model import SimulatedLevel, Simulation
 from autotune.simulator.level_times import LevelFigures
 from autotune.simulator.many import Server, simulate_many
 
-pytest.importorskip("numba")
+pytest.importorskip("numba", reason="there is no numba for this Python yet")
 
 SMALL = load_shape("meta-llama/Llama-3.1-8B-Instruct")
 Level = tuple[LoadLevel, tuple[PlannedRequest, ...]]

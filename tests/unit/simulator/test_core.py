@@ -11,7 +11,7 @@ from autotune.simulator.core import COMPILING_S, LOADING_S, TWIN_TOKEN_S, Core, 
 
 
 def test_a_process_that_simulates_little_never_waits_for_the_compiler() -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="there is no numba for this Python yet")
     patience = Patience()
     few = int(LOADING_S / TWIN_TOKEN_S / 10)
     assert [patience.compiled(Core.AUTO, few) for _ in range(9)] == [False] * 9
@@ -21,7 +21,7 @@ def test_a_process_that_simulates_little_never_waits_for_the_compiler() -> None:
 
 
 def test_a_core_that_is_asked_for_is_taken_at_once() -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="there is no numba for this Python yet")
     assert Patience().compiled(Core.COMPILED, 1)
     assert not Patience(loaded=True).compiled(Core.PYTHON, 10**9)
 

@@ -26,7 +26,7 @@ ROWS = read_recorded(Path(__file__).parents[2] / "data" / "h200" / "results.json
 
 def settings(node: str = NODE, **params: object) -> ResolvedSettings:
     values = {"max-model-len": 8192} | {k.replace("_", "-"): v for k, v in params.items()}
-    return resolve(Config.of(values), parse_node_name(node), load_shape(MODEL), "0.25.1")  # type: ignore[arg-type]
+    return resolve(Config.of(values), parse_node_name(node), load_shape(MODEL), "0.25.1")
 
 
 def simulation(

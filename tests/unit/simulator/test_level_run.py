@@ -48,7 +48,7 @@ def request(index: int, prompt: int = 100, output: int = 20, **more: object) -> 
         prompt_tokens=prompt,
         output_tokens=output,
         content_seed=index,
-        **more,  # type: ignore[arg-type]  # fields by name
+        **more,
     )
 
 

@@ -85,7 +85,7 @@ def plan(*, decoding: int = 0, context: int = 0, prefill: int = 0, pairs: int = 
 
 
 def timer(c: Coefficients = BARE, link: Link = Link.NONE, **changes: object) -> StepTimer:
-    return StepTimer(GPU, link, SHAPE, replace(SETTINGS, **changes), c)  # type: ignore[arg-type]
+    return StepTimer(GPU, link, SHAPE, replace(SETTINGS, **changes), c)
 
 
 def test_decode_reads_weights_and_kv() -> None:

@@ -30,7 +30,7 @@ from autotune.store.study_record import StudySpec
 
 
 def config(**values: object) -> Config:
-    return Config.of({name.replace("_", "-"): value for name, value in values.items()})  # type: ignore[misc]
+    return Config.of({name.replace("_", "-"): value for name, value in values.items()})
 
 
 def spec(name: str = "s", **changes: object) -> StudySpec:
@@ -49,7 +49,7 @@ def spec(name: str = "s", **changes: object) -> StudySpec:
         ),
         "spec": {"file": {"note": "free"}},
     }
-    return StudySpec(**(values | changes))  # type: ignore[arg-type]
+    return StudySpec(**(values | changes))
 
 
 def latency(p95: float) -> Latency:

@@ -42,9 +42,9 @@ def same(left: object, right: object) -> bool:
     if dataclasses.is_dataclass(left):
         return all(same(getattr(left, f.name), getattr(right, f.name)) for f in dataclasses.fields(left))
     if isinstance(left, tuple | list):
-        return len(left) == len(right) and all(map(same, left, right))  # type: ignore[arg-type]
+        return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)  # type: ignore[attr-defined]
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     return left == right
 
 
@@ -154,12 +154,12 @@ def test_measurements_of_before_levels_were_watched_still_read_and_keep_their_ob
     new = samples.measured()
     stored = encode(new)
     assert isinstance(stored, dict)
-    for level in stored["measurements"]:  # type: ignore[union-attr]  # JSON
-        del level["use"]  # type: ignore[union-attr, arg-type, call-overload]  # JSON
+    for level in stored["measurements"]:
+        del level["use"]
         for name in ("prefill_time_mean_s", "decode_time_mean_s", "kv_usage_mean", "running_mean", "waiting_mean"):
-            del level["server"][name]  # type: ignore[index, call-overload, union-attr, arg-type]  # JSON
+            del level["server"][name]
         # What was late in an older study was late by an older rule; its figures stay what they were.
-        level["caveats"] = [{"code": "client_late", "text": "t", "remedy": "r"}]  # type: ignore[index, call-overload]
+        level["caveats"] = [{"code": "client_late", "text": "t", "remedy": "r"}]
     old = decode(TrialResult, json.loads(json.dumps(stored)))
     assert [level.use for level in old.measurements] == [None, None]
     trial = Trial(number=0, config=Config.of({}), origin=Origin.BASELINE, gpus=1, attempts=1, result=old)

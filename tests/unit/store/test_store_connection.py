@@ -157,7 +157,6 @@ def test_what_is_no_location(text):
 
 
 def test_missing_postgresql_driver_says_what_to_install():
-    pytest.importorskip("sqlalchemy")
     try:
         import psycopg  # noqa: F401
     except ImportError:

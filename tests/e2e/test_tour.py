@@ -23,6 +23,9 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 NAME = "llama-3.1-8b-instruct-tiny"
 SERVER = f"{sys.executable} -m autotune.simulator.server serve"
 
+TRIES = 3
+"""Of a study whose figures were void as the load client was late: the machine was busy with other things."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toured:
@@ -125,15 +128,28 @@ def test_promote(toured: Toured) -> None:
     assert "SIMULATED" in said
 
 
-def test_a_real_process_has_logs_that_can_be_diagnosed(toured: Toured) -> None:
+def served(toured: Toured) -> tuple[str, Any]:
+    """A study of a real process and its document; again under another name when the machine made the client late."""
     words = f"--engine process --vllm-command '{SERVER}' --load concurrency=4,rate=40,requests=40 --repeats 0"
-    common = f"study --model {MODEL} --workload tiny --space scheduler --trials 1 --name served {words}"
-    document = toured.json(common)
+    for left in reversed(range(TRIES)):
+        name = f"served{left}"
+        try:
+            return name, toured.json(
+                f"study --model {MODEL} --workload tiny --space scheduler --trials 1 --name {name} {words}"
+            )
+        except AssertionError as error:
+            if left == 0 or "measured, void: client_late" not in str(error):
+                raise
+    raise AssertionError  # the last try has returned or raised
+
+
+def test_a_real_process_has_logs_that_can_be_diagnosed(toured: Toured) -> None:
+    name, document = served(toured)
     assert document["trials"][0]["clock"] == "wall"
-    log = toured.autotune("logs served")
+    log = toured.autotune(f"logs {name}")
     assert "Application startup complete" in log
-    assert toured.autotune("logs served 0 -f") == log
-    path = toured.folder / "studies" / "served" / "trial-0000" / "server.log"
+    assert toured.autotune(f"logs {name} 0 -f") == log
+    path = toured.folder / "studies" / name / "trial-0000" / "server.log"
     assert toured.json(f"diagnose {path}")["class"] == "healthy"
     assert "healthy" in toured.autotune(f"diagnose {path}")
 

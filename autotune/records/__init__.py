@@ -26,6 +26,17 @@ from autotune.records.figures import (
     ServerDelta,
     ServerFacts,
 )
+from autotune.records.gate import (
+    CriterionState,
+    GateCriterion,
+    GateFigure,
+    GateLaunch,
+    GateLevel,
+    GateRecord,
+    GateSide,
+    GateSideName,
+    GateVerdict,
+)
 from autotune.records.load import (
     ArrivalCheck,
     ArrivalProcess,
@@ -50,6 +61,7 @@ from autotune.records.node import (
     Node,
     Topology,
 )
+from autotune.records.quality import Quality, QualityState, QualityThresholds
 from autotune.records.slo import Goodput, GoodputEnd, Limit, Objective, Slo, SloMetric
 from autotune.records.trials import DECIDING, PROBING, LoadPlan, Pick, PickRule, Trial, TrialResult
 
@@ -96,6 +108,18 @@ __all__ = [
     "Measurement",
     "ServerDelta",
     "ServerFacts",
+    "Quality",
+    "QualityState",
+    "QualityThresholds",
+    "CriterionState",
+    "GateCriterion",
+    "GateFigure",
+    "GateLaunch",
+    "GateLevel",
+    "GateRecord",
+    "GateSide",
+    "GateSideName",
+    "GateVerdict",
     "LoadPlan",
     "Pick",
     "PickRule",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
 from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
 from autotune.records.load import LevelRole
+from autotune.records.quality import Quality
 from autotune.records.slo import Goodput
 
 PROBING = frozenset({LevelRole.RAMP, LevelRole.GOODPUT})
@@ -24,6 +25,7 @@ class TrialResult:
 
     Attributes:
         goodput: where the study's objective is the rate that meets an SLO: what the search for it found.
+        quality: how much its answers differ from the reference's; None where nobody asked.
     """
 
     outcome: Outcome
@@ -35,6 +37,7 @@ class TrialResult:
     phase_seconds: tuple[tuple[Phase, float], ...] = ()
     caveats: tuple[Caveat, ...] = ()
     goodput: Goodput | None = None
+    quality: Quality | None = None
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""

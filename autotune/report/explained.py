@@ -14,14 +14,24 @@ from autotune.report.grid import add, column, grid, titled
 from autotune.report.wording import MISSING, latency, printable, rate, setting
 from autotune.search.explain import Explanation, Idle, Nothing, PriorUse
 from autotune.search.explain_changes import Change
-from autotune.search.explain_knobs import Effect, Standing, Swing, Values, Weight
+from autotune.search.explain_effect import Basis, Effect, Standing
+from autotune.search.explain_knobs import Swing, Weight
 from autotune.search.explain_untried import Region, Untried
+from autotune.search.knob import Values
 
-SCHEMA = 1
+SCHEMA = 2
 """Grows when a key changes its meaning or goes; new keys may come without."""
 
 BRIEF_KNOBS = 3
 """Knobs that the report of a study names."""
+
+_SAID = (Standing.REAL, Standing.INFERRED)
+"""What a short version says that launches have shown."""
+
+_LEGEND = (
+    "real: servers that differ in nothing else were launched. inferred: both values were launched, together with other "
+    "changes, and the model shares out what they gained. expected: nobody launched it, the model alone says so."
+)
 
 _PRIOR = {
     PriorUse.NONE: "nothing was known beforehand of this model on this GPU: the trials alone speak",
@@ -44,7 +54,7 @@ def explanation_text(found: Explanation, *, study: str, simulated: bool, doubts:
     if not found.weights:
         parts.append(Text("Too few trials were measured to say what matters.\n"))
     else:
-        parts += [_weights(found, mark), _changes(found, mark), _idle(found)]
+        parts += [_weights(found, mark), _changes(found, mark), Text(f"{_LEGEND}\n"), _idle(found)]
     if found.merged:
         same = "; ".join(", ".join(map(str, numbers)) for numbers in found.merged)
         parts.append(Text(f"Trials of one server under several configs, taken as repeats: {same}\n"))
@@ -53,18 +63,27 @@ def explanation_text(found: Explanation, *, study: str, simulated: bool, doubts:
 
 def brief_lines(found: Explanation, study: str) -> list[RenderableType]:
     """For the report of a study: what mattered and what did nothing, in a few lines."""
-    told = [one for one in found.weights if any(swing and _real(swing) for swing in one.swings)][:BRIEF_KNOBS]
+    if not found.weights:
+        return []
     lines: list[RenderableType] = []
-    if told:
-        said = "; ".join(f"{printable(one.knob.name)} ({_swing_words(one, _what(found))})" for one in told)
-        lines.append(Text(f"What mattered, best value against worst: {said}"))
+    shown = _brief(found, _SAID)
+    if shown:
+        lines.append(Text(f"What mattered, best value against worst: {shown}"))
+    hoped = _brief(found, (Standing.EXPECTED,))
+    if hoped:
+        lines.append(Text(f"Expected to matter, but never launched: {hoped}"))
     still = [printable(one.knob) for one in found.idle if one.how is Nothing.MEASURED]
     if still:
         lines.append(Text(f"Made no difference beyond noise: {', '.join(still)}"))
-    if not found.weights:
-        return []
     more = "tells all of it" if lines else "says what is known of each parameter; none of it is beyond noise yet"
     return [*lines, Text(f"`autotune explain {printable(study)}` {more}.\n")]
+
+
+def _brief(found: Explanation, standings: Sequence[Standing]) -> str:
+    """The first knobs that have a swing of these standings, with those swings."""
+    told = [(one, _swing_words(one, _what(found), standings)) for one in found.weights]
+    named = [f"{printable(one.knob.name)} ({words})" for one, words in told if words]
+    return "; ".join(named[:BRIEF_KNOBS])
 
 
 def explanation_document(
@@ -145,10 +164,10 @@ def _weights(found: Explanation, mark: str) -> RenderableType:
     for one in found.weights:
         add(
             table,
-            *(one.knob.name, f"{one.measured} of {one.values}", f"{one.shares[0]:.0%}", f"{one.shares[1]:.0%}"),
+            *(one.knob.name, f"{len(one.measured)} of {one.values}", f"{one.shares[0]:.0%}", f"{one.shares[1]:.0%}"),
             *(_swing(swing) for swing in one.swings),
         )
-    return titled("What mattered: share of the differences, and best value against worst", table)
+    return titled("What matters: share of the differences that are expected here, and best value against worst", table)
 
 
 def _changes(found: Explanation, mark: str) -> RenderableType:
@@ -171,7 +190,10 @@ def _source(one: Change) -> str:
         return f"trial {numbers}: {one.failure}"
     if one.same:
         return "the same server"
-    return f"trial {numbers}" if one.trials else "inferred, never launched"
+    if one.trials:
+        return f"trial {numbers}"
+    inferred = one.effects is not None and one.effects[0].basis is Basis.INFERRED
+    return "launched with other changes" if inferred else "the model, never launched"
 
 
 def _idle(found: Explanation) -> RenderableType:
@@ -187,7 +209,8 @@ def _idle(found: Explanation) -> RenderableType:
 
 def _idle_words(one: Idle) -> str:
     if one.how is Nothing.MEASURED:
-        return "launched, and no two of its values differ by more than noise"
+        values = ", ".join(words_of(values) for values in one.values)
+        return f"{values}: launched, and no two of them differ by more than noise"
     return f"{', '.join(words_of(values) for values in one.values)}: the same server"
 
 
@@ -233,22 +256,20 @@ def _swing(found: Swing | None) -> str:
     return f"{_change(found.effect)}: {words_of(found.better)} against {words_of(found.worse)}"
 
 
-def _swing_words(one: Weight, what: str) -> str:
+def _swing_words(one: Weight, what: str, standings: Sequence[Standing]) -> str:
     told = zip((what, "TTFT"), one.swings, strict=True)
     return ", ".join(
         f"{word} {_percent(swing.effect.ratio)} with {words_of(swing.better)} against {words_of(swing.worse)}"
+        f"{', inferred' if swing.effect.standing is Standing.INFERRED else ''}"
         for word, swing in told
-        if swing and _real(swing)
+        if swing and swing.effect.standing in standings
     )
 
 
-def _real(swing: Swing) -> bool:
-    return swing.effect.standing is Standing.REAL
-
-
 def _change(found: Effect) -> str:
-    """`+12 % [+9 .. +15], real`."""
-    return f"{_percent(found.ratio)} [{_percent(found.low)} .. {_percent(found.high)}], {found.standing}"
+    """`+12 % [+9 .. +15], real`; of what nobody launched `within noise, expected`."""
+    beside = f", {found.basis}" if found.basis is Basis.EXPECTED and found.standing is Standing.NOISE else ""
+    return f"{_percent(found.ratio)} [{_percent(found.low)} .. {_percent(found.high)}], {found.standing}{beside}"
 
 
 def _percent(ratio: float) -> str:
@@ -256,7 +277,12 @@ def _percent(ratio: float) -> str:
 
 
 def _effect_document(found: Effect) -> dict[str, Any]:
-    return {"ratio": found.ratio, "interval": [found.low, found.high], "standing": str(found.standing)}
+    return {
+        "ratio": found.ratio,
+        "interval": [found.low, found.high],
+        "standing": str(found.standing),
+        "basis": str(found.basis),
+    }
 
 
 def _swing_document(found: Swing | None) -> dict[str, Any] | None:
@@ -270,7 +296,7 @@ def _weight_document(one: Weight) -> dict[str, Any]:
         "parameter": one.knob.name,
         "flags": [parameter.name for parameter in one.knob.parameters],
         "values": one.values,
-        "measured_values": one.measured,
+        "measured_values": len(one.measured),
         "throughput": {"share": one.shares[0], "swing": _swing_document(one.swings[0])},
         "ttft_p95": {"share": one.shares[1], "swing": _swing_document(one.swings[1])},
     }

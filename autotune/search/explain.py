@@ -12,9 +12,10 @@ from enum import StrEnum
 
 from autotune.records import Trial
 from autotune.search.explain_changes import Change, changes
-from autotune.search.explain_knobs import Values, Weight, same_servers, weights
+from autotune.search.explain_knobs import Weight, same_servers, weights
 from autotune.search.explain_model import Beliefs, Question, learnt
 from autotune.search.explain_untried import Region, Untried, untried
+from autotune.search.knob import Values
 from autotune.search.noise import RunNoise, run_noise
 from autotune.search.objective import is_goodput
 from autotune.search.prior.expectation import Reason
@@ -53,7 +54,11 @@ class Nothing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
-    """A knob, or some values of it, that made no difference."""
+    """A knob, or some values of it, that made no difference.
+
+    Attributes:
+        values: those that do not differ from each other.
+    """
 
     knob: str
     values: tuple[Values, ...]
@@ -130,8 +135,8 @@ def _idle(beliefs: Beliefs, found: Sequence[Weight]) -> tuple[Idle, ...]:
     for one in found:
         same = same_servers(beliefs, one.knob)
         told += [Idle(knob=one.knob.name, values=values, how=Nothing.SAME_SERVER) for values in same]
-        if not same and one.flat and one.measured > 1:
-            told.append(Idle(knob=one.knob.name, values=(), how=Nothing.MEASURED))
+        if not same and one.flat:
+            told.append(Idle(knob=one.knob.name, values=one.measured, how=Nothing.MEASURED))
     return tuple(told)
 
 

@@ -9,24 +9,13 @@ from itertools import product
 import numpy as np
 
 from autotune.records import Config, Outcome, Trial, Value
-from autotune.search.explain_knobs import (
-    LAYOUT,
-    UNSEEN,
-    Effect,
-    Knob,
-    Standing,
-    Values,
-    effect,
-    key_of,
-    knobs,
-    margins,
-    quantile,
-    value_of,
-)
+from autotune.search.explain_effect import UNSEEN, Basis, Effect, Standing, effect, margins, quantile
+from autotune.search.explain_evidence import Evidence
 from autotune.search.explain_model import OBJECTIVES, Beliefs
+from autotune.search.knob import LAYOUT, Knob, Values, key_of, knobs, value_of
 from autotune.search.noise import RunNoise
 
-_NOTHING = Effect(ratio=1.0, low=1.0, high=1.0, standing=Standing.NOISE)
+_NOTHING = Effect(ratio=1.0, low=1.0, high=1.0, standing=Standing.NOISE, basis=Basis.MEASURED)
 
 MOST_COMBINATIONS = 200
 """Of the values of flags that are turned together."""
@@ -70,7 +59,7 @@ def changes(beliefs: Beliefs, trials: Sequence[Trial], noise: RunNoise) -> tuple
         others = [(values, config) for values, config in _turned(beliefs, knob, home) if key_of(values) != there]
         told += [(knob, values, config) for values, config in others]
     refusals = [question.refusal(config) for _, _, config in told]
-    able = [config for (_, _, config), refusal in zip(told, refusals, strict=True) if refusal is None]
+    able = [one for one, refusal in zip(told, refusals, strict=True) if refusal is None]
     effects = iter(_effects(beliefs, home, able, margins(noise)))
     found = []
     for (knob, values, config), refusal in zip(told, refusals, strict=True):
@@ -110,12 +99,11 @@ def _turned(beliefs: Beliefs, knob: Knob, home: Config) -> Iterator[tuple[Values
 
 
 def _effects(
-    beliefs: Beliefs, home: Config, configs: Sequence[Config], margin: tuple[float, float]
+    beliefs: Beliefs, home: Config, able: Sequence[tuple[Knob, Values, Config]], margin: tuple[float, float]
 ) -> list[tuple[Effect, Effect]]:
     """Differences to the baseline's config, with what is believed of both together."""
-    joint, z = beliefs.joint([home, *configs]), quantile(beliefs.measured)
-    question = beliefs.question
-    widths = [z if question.same(config) in beliefs.launched else UNSEEN * z for config in configs]
+    joint, z = beliefs.joint([home, *(config for _, _, config in able)]), quantile(beliefs.measured)
+    bases = _bases(beliefs, able)
     columns = []
     for objective in OBJECTIVES:
         means, covariance = joint[objective]
@@ -123,11 +111,32 @@ def _effects(
         sds = np.sqrt(np.maximum(spread + covariance[0, 0] - 2.0 * covariance[0], 0.0))
         columns.append(
             [
-                effect(float(means[row] - means[0]), float(sds[row]), margin[objective], widths[row - 1])
-                for row in range(1, len(means))
+                effect(
+                    float(means[row] - means[0]),
+                    float(sds[row]),
+                    margin[objective],
+                    z if basis is Basis.MEASURED else UNSEEN * z,
+                    basis,
+                )
+                for row, basis in enumerate(bases, start=1)
             ]
         )
     return list(zip(columns[0], columns[1], strict=True))
+
+
+def _bases(beliefs: Beliefs, able: Sequence[tuple[Knob, Values, Config]]) -> list[Basis]:
+    """Measured is what was launched just so."""
+    question, evidence = beliefs.question, dict[str, Evidence]()
+    measured = {question.same(one.config) for one in beliefs.seen if one.logs is not None}
+    found = []
+    for knob, values, config in able:
+        if knob.name not in evidence:
+            evidence[knob.name] = Evidence.of(beliefs, knob)
+        if question.same(config) in measured:
+            found.append(Basis.MEASURED)
+        else:
+            found.append(Basis.INFERRED if evidence[knob.name].has(values) else Basis.EXPECTED)
+    return found
 
 
 def _failure(trials: Sequence[Trial], numbers: Sequence[int]) -> str | None:

@@ -1,72 +1,34 @@
 """Which knobs matter in a space, by how much each of its values differ, and which of them are the same server. Pure.
 
-A knob is a parameter of the space, or the layout flags together, since one of them can seldom be turned alone.
-
 *Share*: of the variance of what is expected over all configs that may start, how much is lost on average when the knob
 is held and everything else stays as it is (a total Sobol index, twice of which is permutation importance), so that
 interactions count for every knob that takes part. Shares can add up to more than 1.
 
 *Swing*: the best value against the worst one, on average beside the settings that were measured. It is a linear sum of
 values of the surrogate's process, so its interval is exact; it is widened for having chosen two among many values
-(Bonferroni).
+(Bonferroni). Where measured trials have two values or more, it is of these; else it is only expected, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import combinations
-from statistics import NormalDist
 
 import numpy as np
 
-from autotune.records import Config, Value
+from autotune.search.explain_effect import UNSEEN, Basis, Effect, effect, margins, quantile
+from autotune.search.explain_evidence import Evidence
 from autotune.search.explain_model import OBJECTIVES, Beliefs
+from autotune.search.knob import Knob, Values, knobs
 from autotune.search.noise import RunNoise
-from autotune.search.parameter import Parameter, value_key
 from autotune.search.prior.expectation import TTFT, Floats
-from autotune.search.space import SearchSpace
-
-LAYOUT = "layout"
-"""The knob of these flags, where a space has several of them."""
-LAYOUT_FLAGS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel")
-
-LEAST_MARGINS = (0.03, 0.10)
-"""Differences in throughput and TTFT below which nobody would choose one config over another."""
-
-UNSEEN = 1.5
-"""Intervals of what was never launched are this much wider than the process says. It expects smooth differences; on six
-invented nodes with cliffs and effects that no prior knows (tests/unit/search/prior_surfaces.py), its own 95 % intervals
-of single changes held the truth in 74 to 91 % of the cases after 20 trials; these do in 90 to 97 %."""
 
 CONTEXTS = 12
 """Settings of the other knobs beside which a swing is averaged."""
 
 MOST_POINTS = 480
 """Configs whose joint beliefs are worked out for one knob: cubic in it."""
-
-Values = tuple[tuple[str, Value], ...]
-
-
-class Standing(StrEnum):
-    """What may be said of a difference."""
-
-    REAL = "real"
-    NOISE = "within noise"
-    """All of its interval is below what launches differ by, or below what anybody cares for."""
-    UNKNOWN = "not known yet"
-    """The interval holds both better and worse."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """A ratio of two configs' figures with its 95 % interval, launch-to-launch noise not included."""
-
-    ratio: float
-    low: float
-    high: float
-    standing: Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,29 +41,16 @@ class Swing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knob:
-    """Parameters that are turned together.
-
-    Attributes:
-        columns: their places in the space.
-        dependent: places of parameters that come and go with them.
-    """
-
-    name: str
-    parameters: tuple[Parameter, ...]
-    columns: tuple[int, ...]
-    dependent: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
     """How much a knob matters.
 
     Attributes:
         shares: of the variance of log throughput and log TTFT, 0..1.
         swings: None where no two values can be compared.
-        flat: every two of its values are within noise of each other, in both objectives.
-        values, measured: how many values configs that may start have, and how many were measured.
+        flat: measured trials have two of its values or more, and every two of these are within noise of each other, in
+            both objectives.
+        values: how many values configs that may start have.
+        measured: those of them that measured trials have.
     """
 
     knob: Knob
@@ -109,55 +58,7 @@ class Weight:
     swings: tuple[Swing | None, Swing | None]
     flat: bool
     values: int
-    measured: int
-
-
-def margins(noise: RunNoise) -> tuple[float, float]:
-    """Differences of logarithms that count as none: two standard deviations between launches, at least."""
-    return (
-        max(LEAST_MARGINS[0], 2.0 * noise.throughput_sd),
-        max(LEAST_MARGINS[1], 2.0 * noise.ttft_sd),
-    )
-
-
-def quantile(measured: int, pairs: int = 1) -> float:
-    """Half the width of a 95 % interval in standard deviations, wider after few trials and for the widest of many
-    pairs.
-
-    The process's own widths come from as few trials as its values: Student's t, by the Cornish-Fisher expansion
-    (Abramowitz and Stegun 26.7.5) with two degrees of freedom at least.
-    """
-    z, free = NormalDist().inv_cdf(1.0 - 0.025 / pairs), max(2, measured - 2)
-    return z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-
-
-def effect(mean: float, sd: float, margin: float, z: float) -> Effect:
-    """Of a difference of logarithms; `z` standard deviations to each side."""
-    low, high = mean - z * sd, mean + z * sd
-    if -margin < low and high < margin:
-        standing = Standing.NOISE
-    else:
-        standing = Standing.REAL if low > 0.0 or high < 0.0 else Standing.UNKNOWN
-    ratio, least, most = (float(np.exp(np.clip(one, -50.0, 50.0))) for one in (mean, low, high))
-    return Effect(ratio=ratio, low=least, high=most, standing=standing)
-
-
-def knobs(space: SearchSpace) -> tuple[Knob, ...]:
-    """Everything that can be turned: what has one choice only, and is always there, is left out."""
-    places = {one.name: place for place, one in enumerate(space.parameters)}
-    loose = [one for one in space.parameters if len(one.choices) > 1 or one.conditional]
-    layout = [one for one in loose if one.name in LAYOUT_FLAGS]
-    groups = [(LAYOUT, layout)] if len(layout) > 1 else []
-    groups += [(one.name, [one]) for one in loose if len(layout) < 2 or one not in layout]
-    return tuple(
-        Knob(
-            name=name,
-            parameters=tuple(own),
-            columns=tuple(places[one.name] for one in own),
-            dependent=frozenset(places[name] for name in _descendants(space, {one.name for one in own})),
-        )
-        for name, own in groups
-    )
+    measured: tuple[Values, ...]
 
 
 def weights(beliefs: Beliefs, noise: RunNoise) -> tuple[Weight, ...]:
@@ -233,27 +134,16 @@ def _weight(beliefs: Beliefs, knob: Knob, means: Sequence[Floats], margin: tuple
     ]
     table = _Table.of(beliefs, knob, rest)
     throughput, ttft = (_share(table, mean) for mean in means)
-    swings, flat = _swings(beliefs, table, margin)
-    measured = {key_of(value_of(knob, one.config)) for one in beliefs.seen if one.logs is not None}
+    evidence = Evidence.of(beliefs, knob)
+    swings, flat = _swings(beliefs, table, evidence, margin)
     return Weight(
         knob=knob,
         shares=(throughput, ttft),
         swings=swings,
         flat=flat,
         values=len(table.words),
-        measured=sum(key_of(words) in measured for words in table.words),
+        measured=tuple(words for words in table.words if evidence.has(words)),
     )
-
-
-def value_of(knob: Knob, config: Config) -> Values:
-    """What a config has for a knob."""
-    values = config.as_dict()
-    return tuple((one.name, values[one.name]) for one in knob.parameters if one.name in values)
-
-
-def key_of(values: Values) -> tuple[tuple[str, tuple[bool, Value]], ...]:
-    """Equal for the same values: 1 and true are not, a flag left to vLLM and one that is not named are."""
-    return tuple((name, value_key(value)) for name, value in values if value is not None)
 
 
 def _share(table: _Table, mean: Floats) -> float:
@@ -272,32 +162,35 @@ def _share(table: _Table, mean: Floats) -> float:
 
 
 def _swings(
-    beliefs: Beliefs, table: _Table, margin: tuple[float, float]
+    beliefs: Beliefs, table: _Table, evidence: Evidence, margin: tuple[float, float]
 ) -> tuple[tuple[Swing | None, Swing | None], bool]:
     chosen = _contexts(beliefs, table)
     rows = np.concatenate([table.rows(int(group)) for group in chosen]) if len(chosen) else np.zeros(0, np.intp)
     pairs, sums = _contrasts(table, rows)
-    if not pairs:
+    bases = [evidence.basis(table.words[a], table.words[b]) for a, b in pairs]
+    known = [place for place, basis in enumerate(bases) if basis is not Basis.EXPECTED]
+    asked = known or list(range(len(pairs)))
+    if not asked:
         return (None, None), False
     joint = beliefs.joint([beliefs.listed.configs[row] for row in rows])
-    z = quantile(beliefs.measured, len(pairs))
+    z = quantile(beliefs.measured, len(asked)) * (1.0 if known else UNSEEN)
     found: list[Swing] = []
-    flat = True
+    flat = bool(known)
     for objective in OBJECTIVES:
         means, covariance = joint[objective]
-        shifts = sums @ means
-        sds = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", sums, covariance, sums), 0.0))
+        shifts = sums[asked] @ means
+        sds = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", sums[asked], covariance, sums[asked]), 0.0))
         flat &= bool(np.all(np.abs(shifts) + z * sds < margin[objective]))
         widest = int(np.argmax(np.abs(shifts)))
-        a, b = pairs[widest]
+        a, b = pairs[asked[widest]]
         # Better over worse: a throughput above 1, a TTFT below 1.
         swap = (shifts[widest] < 0.0) != (objective == TTFT)
-        sign = -1.0 if swap else 1.0
+        shift = -float(shifts[widest]) if swap else float(shifts[widest])
         found.append(
             Swing(
                 better=table.words[b if swap else a],
                 worse=table.words[a if swap else b],
-                effect=effect(sign * float(shifts[widest]), float(sds[widest]), margin[objective], z),
+                effect=effect(shift, float(sds[widest]), margin[objective], z, bases[asked[widest]]),
             )
         )
     return (found[0], found[1]), flat
@@ -339,12 +232,3 @@ def _contrasts(table: _Table, rows: np.ndarray) -> tuple[list[tuple[int, int]], 
             pairs.append((a, b))
             sums.append(total / contexts)
     return pairs, np.array(sums).reshape(len(pairs), len(rows))
-
-
-def _descendants(space: SearchSpace, names: set[str]) -> set[str]:
-    found: set[str] = set()
-    while True:
-        more = {one.name for one in space.parameters if one.parents & (names | found)} - found - names
-        if not more:
-            return found
-        found |= more

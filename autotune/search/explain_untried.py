@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.records import Config, Estimate
-from autotune.search.explain_knobs import UNSEEN, Knob, Values, key_of, knobs, quantile, value_of
+from autotune.search.explain_effect import UNSEEN, quantile
+from autotune.search.explain_evidence import Evidence
 from autotune.search.explain_model import OBJECTIVES, Beliefs
+from autotune.search.knob import Knob, Values, key_of, knobs, value_of
 from autotune.search.parameter import value_key
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.expectation import THROUGHPUT, TTFT, Floats
@@ -187,14 +189,14 @@ def _regions(beliefs: Beliefs, outlook: _Outlook, free: np.ndarray) -> tuple[Reg
     found: list[tuple[float, Region]] = []
     volume = _volume(outlook)
     for knob in knobs(beliefs.question.space):
-        measured = {key_of(value_of(knob, one.config)) for one in beliefs.seen if one.logs is not None}
+        evidence = Evidence.of(beliefs, knob)
         codes, value = np.unique(beliefs.codes[:, list(knob.columns)], axis=0, return_inverse=True)
         for number in range(len(codes)):
             rows = np.flatnonzero((value.reshape(-1) == number) & free)
             if not len(rows):
                 continue
             words = value_of(knob, beliefs.listed.configs[rows[0]])
-            if not words or key_of(words) in measured:
+            if not words or evidence.has(words):
                 continue
             place = int(rows[np.argmax(outlook.gains[rows])])
             region = Region(

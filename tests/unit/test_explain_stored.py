@@ -150,11 +150,11 @@ def test_the_command_tells_it_as_text_and_as_json(study: Stored, tmp_path: Path)
     place = ["--studies-dir", str(folder / "studies")]
     text = CliRunner().invoke(app, ["explain", "s", *place])
     assert text.exit_code == 0, text.output
-    for said in ("Why each was launched", "What mattered", "One at a time", "Did nothing", "(simulated)"):
+    for said in ("Why each was launched", "What matters", "One at a time", "Did nothing", "(simulated)"):
         assert said in text.output
     result = CliRunner().invoke(app, ["explain", "s", "--json", *place])
     document = json.loads(result.output)
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["simulated"] is True
     assert [one["number"] for one in document["trials"]] == [trial.number for trial in trials]
     assert document["parameters"][0]["parameter"] == "max-num-seqs"

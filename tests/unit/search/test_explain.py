@@ -14,11 +14,15 @@ import pytest
 from autotune.records import Config, Origin
 from autotune.search.explain import Nothing, PriorUse, explain
 from autotune.search.explain_changes import Change
-from autotune.search.explain_knobs import LAYOUT, Standing, Weight, knobs
+from autotune.search.explain_effect import Basis, Standing
+from autotune.search.explain_knobs import Weight
 from autotune.search.explain_model import Question
+from autotune.search.knob import LAYOUT, knobs
 from autotune.search.parameter import Parameter
 from autotune.search.prior.expectation import Expectation, Observation, Reason
 from autotune.search.space import SearchSpace
+
+CLEAR = (Standing.REAL, Standing.INFERRED, Standing.EXPECTED)
 
 
 def true_ratios(change: Change) -> tuple[float, float]:
@@ -43,8 +47,40 @@ def test_the_knob_that_matters_comes_first_with_its_best_and_worst_value(seed: i
     assert ttft is not None
     assert (dict(throughput.better), dict(throughput.worse)) == ({"max-num-seqs": 256}, {"max-num-seqs": 32})
     assert throughput.effect.low < math.exp(1.15) < throughput.effect.high
-    assert throughput.effect.standing is Standing.REAL
+    assert throughput.effect.standing in CLEAR[:2]
     assert ttft.effect.ratio < 1.0  # the better value has the shorter TTFT
+
+
+def test_what_nobody_launched_is_never_called_real() -> None:
+    rng = np.random.default_rng(11)
+    flags = ({}, {"max-num-seqs": 256}, {"max-num-seqs": 64, "kv-cache-dtype": "fp8"})
+    servers = [*flags, *({**one, "max-num-batched-tokens": 8192} for one in flags)]
+    trials = [
+        studies.measured(number, Config.of({**studies.BASELINE, **one}), rng) for number, one in enumerate(servers)
+    ]
+    found = explain(trials, studies.question(Exact()))
+    by = {change.values: change for change in found.changes}
+    bases = {
+        (("max-num-seqs", 256),): (Basis.MEASURED, {Standing.REAL}),  # trial 1, and nothing else of it differs
+        (("max-num-batched-tokens", 8192),): (Basis.MEASURED, {Standing.REAL}),
+        # Only ever launched together:
+        (("kv-cache-dtype", "fp8"),): (Basis.INFERRED, {Standing.INFERRED, Standing.UNKNOWN}),
+        (("max-num-seqs", 64),): (Basis.INFERRED, {Standing.INFERRED, Standing.UNKNOWN}),
+        (("max-num-seqs", 32),): (Basis.EXPECTED, {Standing.EXPECTED, Standing.UNKNOWN}),
+        (("scheduling-policy", "priority"),): (Basis.EXPECTED, {Standing.NOISE, Standing.UNKNOWN}),
+    }
+    for values, (basis, standings) in bases.items():
+        effects = by[values].effects
+        assert effects is not None
+        assert {effect.basis for effect in effects} == {basis}, values
+        assert effects[0].standing in standings, values
+    swings = {one.knob.name: one.swings[0] for one in found.weights}
+    seqs, policy = swings["max-num-seqs"], swings["scheduling-policy"]
+    assert seqs is not None
+    assert policy is not None
+    assert dict(seqs.worse) == {"max-num-seqs": 64}  # not 32, which is worse and was never launched
+    assert policy.effect.basis is Basis.EXPECTED
+    assert "scheduling-policy" not in {one.knob for one in found.idle}
 
 
 def test_intervals_of_single_changes_hold_the_truth() -> None:
@@ -68,7 +104,7 @@ def test_after_enough_trials_effects_are_told_from_noise() -> None:
     many, fp8 = by[("max-num-seqs", 32),], by[("kv-cache-dtype", "fp8"),]
     for change in (many, fp8):
         assert change.effects is not None
-        assert change.effects[0].standing is Standing.REAL
+        assert change.effects[0].standing in CLEAR
     policy = by[("scheduling-policy", "priority"),]
     assert policy.effects is not None
     assert {effect.standing for effect in policy.effects} == {Standing.NOISE}
@@ -237,7 +273,7 @@ def test_a_node_with_cliffs_and_failures_is_explained_without_wrong_signs() -> N
             place = surface.index[Config.of({**invented.BASELINE, **dict(change.values)})]
             for objective, truth in enumerate((surface.throughput, surface.ttft)):
                 effect = change.effects[objective] if change.effects else None
-                if effect is not None and effect.standing is Standing.REAL:
+                if effect is not None and effect.standing in CLEAR:
                     real += 1
                     wrong += (truth[place] - truth[surface.index[base]]) * math.log(effect.ratio) < 0
     assert real > 5

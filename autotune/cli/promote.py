@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def promote(
     study: StudyName,
     target: Annotated[
-        str, typer.Option(help="Comma-separated: vllm-config, docker, compose, kubernetes, systemd, shell.")
+        str, typer.Option(help="Comma-separated: vllm-config, docker, compose, kubernetes, helm, systemd, shell.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for the rendered files.")],
     trial: Annotated[int | None, typer.Option(min=0, help="Instead of the pick.")] = None,

@@ -5,6 +5,7 @@ All targets are rendered from this record alone. Pure: the time of creation and 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -129,9 +130,15 @@ class Deployment:
     provenance: Provenance
 
     @property
+    def workers(self) -> int:
+        """Processes that compute: TP x PP x DP, also where no GPU is counted."""
+        sizes = [dict(self.flags).get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data")]
+        return max(self.gpus, math.prod(size for size in sizes if isinstance(size, int) and size > 0))
+
+    @property
     def shares_memory(self) -> bool:
         """Whether several workers talk through /dev/shm, which is 64 MiB in a bare container."""
-        return self.gpus > 1
+        return self.workers > 1
 
     @property
     def drains(self) -> bool:
@@ -209,7 +216,7 @@ def deployment_from(
         max_model_len=result.facts.max_model_len if result.facts else None,
         port=port,
         bind=bind,
-        image=image or official_image(version, gpus=gpus),
+        image=image or measured_image(study.command) or official_image(version, gpus=gpus),
         provenance=_provenance(
             study,
             trial,
@@ -314,6 +321,22 @@ def official_image(version: str, *, gpus: int) -> str | None:
     if ".dev" in public:
         return None
     return f"vllm/vllm-openai:v{public}" if gpus else f"vllm/vllm-openai-cpu:v{public}"
+
+
+_IMAGE = re.compile(r"[a-z0-9][\w.-]*(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+|@sha256:[0-9a-f]{64})", re.ASCII)
+_AFTER_IMAGE = frozenset({"{model}", "{flags}", "--model", "serve", "vllm", "python", "python3", "-m"})
+
+
+def measured_image(command: tuple[str, ...]) -> str | None:
+    """The image that a study's server command ran, so that production runs the very same; None where it ran none.
+
+    It is the word before the first of those that belong to the server.
+    """
+    if not any(word.rpartition("/")[2] in {"docker", "podman", "nerdctl"} for word in command[:2]):
+        return None
+    at = next((index for index, word in enumerate(command) if word in _AFTER_IMAGE), len(command))
+    word = command[at - 1]
+    return word if _IMAGE.fullmatch(word) else None
 
 
 def _check_words(

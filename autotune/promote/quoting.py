@@ -14,7 +14,8 @@ import yaml
 
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*\Z")
-_YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+"""Plain scalars that some version of YAML takes for no text."""
 
 
 def slug(name: str, *, limit: int = 50) -> str:
@@ -114,7 +115,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    if _PLAIN_YAML.match(text) and text.lower() not in _YAML_WORDS:
+    if _PLAIN_YAML.match(text) and text.lower() not in YAML_WORDS:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text)
     style = "'" if text.isascii() and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)

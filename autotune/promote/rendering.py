@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.promote.manifest import Deployment
+from autotune.promote.manifest import Deployment, Provenance
 from autotune.promote.quoting import comment_text
 from autotune.records import Estimate
 from autotune.units import format_bytes, format_seconds
@@ -72,7 +72,7 @@ def provenance_lines(deployment: Deployment) -> tuple[str, ...]:
         f"node        {comment_text(facts.node)}; GPUs used: {deployment.gpus}",
         f"vLLM        {comment_text(deployment.vllm_version)}{assumed}",
         f"created     {facts.created_at.isoformat(timespec='seconds')}",
-        f"gate        {facts.gate}",
+        f"gate        {gate_text(facts)}",
         *figure_lines(deployment),
     ]
     if deployment.environment or deployment.secret_names:
@@ -82,13 +82,18 @@ def provenance_lines(deployment: Deployment) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def gate_text(facts: Provenance) -> str:
+    """What the verification before the promotion said, on one line."""
+    return str(facts.gate)
+
+
 def figure_lines(deployment: Deployment) -> tuple[str, ...]:
     """The measured figures with their 95 % intervals; a figure that is missing is `-`."""
     facts = deployment.provenance
     mark = "simulated" if facts.simulated else "measured"
     lines = [
-        f"{mark:<11} output {_rate(facts.output_tok_s)}, per GPU {_rate(facts.output_tok_s_per_gpu)}",
-        f"{mark:<11} TTFT p95 {_seconds(facts.ttft_p95_s)}",
+        f"{mark:<11} output {rate_text(facts.output_tok_s)}, per GPU {rate_text(facts.output_tok_s_per_gpu)}",
+        f"{mark:<11} TTFT p95 {seconds_text(facts.ttft_p95_s)}",
     ]
     if facts.runs > 1:
         lines.append(f"{mark:<11} {facts.runs} runs; the figures are their means, the intervals span all of them")
@@ -111,13 +116,15 @@ def figure_lines(deployment: Deployment) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _rate(figure: Estimate | None) -> str:
+def rate_text(figure: Estimate | None) -> str:
+    """`2,400.0 tok/s [2,300.0 .. 2,500.0]`; a missing figure is `-`."""
     if figure is None:
         return "-"
     return f"{figure.value:,.1f} tok/s{_between(figure, lambda value: f'{value:,.1f}')}"
 
 
-def _seconds(figure: Estimate | None) -> str:
+def seconds_text(figure: Estimate | None) -> str:
+    """`250 ms [225 ms .. 275 ms]`; a missing figure is `-`."""
     if figure is None:
         return "-"
     return f"{format_seconds(figure.value)}{_between(figure, format_seconds)}"

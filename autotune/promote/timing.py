@@ -52,4 +52,4 @@ def _download_s(deployment: Deployment) -> float:
     if deployment.local_model or resolved is None or resolved.weights_bytes is None:
         return 0.0
     # vLLM logs the weights of one worker; counting every worker overestimates replicas, which only waits longer.
-    return resolved.weights_bytes * max(1, deployment.gpus) / DOWNLOAD_BYTES_PER_S
+    return resolved.weights_bytes * deployment.workers / DOWNLOAD_BYTES_PER_S

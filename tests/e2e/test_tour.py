@@ -116,7 +116,7 @@ def test_show_exports_levels_for_other_tools(toured: Toured) -> None:
 
 
 def test_promote(toured: Toured) -> None:
-    targets = "vllm-config,docker,compose,kubernetes,systemd,shell"
+    targets = "vllm-config,docker,compose,kubernetes,helm,systemd,shell"
     promotion = toured.json(f"promote {NAME} --trial 1 --target {targets} --out deploy --allow-simulated")
     written = [toured.folder / path for path in promotion["written"]]
     assert len(written) >= 6

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.promote.container import CACHE_DIR, ENTRYPOINT, arguments, environment, local_paths, pinned_image
 from autotune.promote.manifest import Deployment
 from autotune.promote.quoting import comment_text, double_dollars, label_value, slug, yaml_text
-from autotune.promote.rendering import RenderedFile, stamped
+from autotune.promote.rendering import RenderedFile, gate_text, rate_text, seconds_text, stamped
 from autotune.promote.timing import grace_period_s, prestop_s, start_budget_s
 from autotune.units import GIB
 
@@ -17,7 +17,7 @@ PROBE_PERIOD_S = 10
 USER_ID = 2000
 """Any user but root; the cache volume is made writable for the group of the same number."""
 
-SHM_GIB_PER_GPU = 2
+SHM_GIB_PER_WORKER = 2
 """NCCL and the workers' message queues; counts against a memory limit, of which there is none here."""
 
 
@@ -38,7 +38,6 @@ def render(deployment: Deployment) -> tuple[RenderedFile, ...]:
 
 
 def _metadata(deployment: Deployment, name: str) -> dict[str, Any]:
-    facts = deployment.provenance
     return {
         "name": name,
         "labels": {
@@ -46,13 +45,34 @@ def _metadata(deployment: Deployment, name: str) -> dict[str, Any]:
             "app.kubernetes.io/version": label_value(deployment.vllm_version),
             "app.kubernetes.io/managed-by": "autotune",
         },
-        "annotations": {
-            "autotune/study": comment_text(facts.study),
-            "autotune/trial": str(facts.trial),
-            "autotune/config-hash": facts.config_hash,
-            "autotune/gate": str(facts.gate),
-            "autotune/simulated": "true" if facts.simulated else "false",
-        },
+        "annotations": provenance_annotations(deployment),
+    }
+
+
+def provenance_annotations(deployment: Deployment) -> dict[str, str]:
+    """Where the deployment comes from, for who looks at the cluster and not at the file."""
+    facts = deployment.provenance
+    return {
+        "autotune/study": comment_text(facts.study),
+        "autotune/trial": str(facts.trial),
+        "autotune/config-hash": facts.config_hash,
+        "autotune/node": comment_text(facts.node),
+        "autotune/vllm-version": comment_text(deployment.vllm_version),
+        "autotune/workload": comment_text(facts.workload),
+        "autotune/output": f"{rate_text(facts.output_tok_s)}, per GPU {rate_text(facts.output_tok_s_per_gpu)}",
+        "autotune/ttft-p95": seconds_text(facts.ttft_p95_s),
+        "autotune/gate": gate_text(facts),
+        "autotune/simulated": "true" if facts.simulated else "false",
+    }
+
+
+def scrape_annotations(deployment: Deployment) -> dict[str, str]:
+    """Of the pods: where Prometheus finds the metrics, and which config they are of."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(deployment.port),
+        "prometheus.io/path": "/metrics",
+        "autotune/config-hash": deployment.provenance.config_hash,
     }
 
 
@@ -60,16 +80,23 @@ def _selector(name: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": name}
 
 
-def _volume_claim(deployment: Deployment, name: str) -> dict[str, Any]:
+def cache_gib(deployment: Deployment) -> int:
+    """Size of the cache volume: twice the weights, for two revisions of the model, and room for compiled code."""
     resolved = deployment.provenance.resolved
     weights = resolved.weights_bytes if resolved and resolved.weights_bytes else 0
-    # Twice the weights, for two revisions of the model, and room for compiled code.
-    size_gib = max(50, math.ceil(2 * weights * max(1, deployment.gpus) / GIB) + 20)
+    return max(50, math.ceil(2 * weights * deployment.workers / GIB) + 20)
+
+
+def _volume_claim(deployment: Deployment, name: str) -> dict[str, Any]:
+    size = {"storage": f"{cache_gib(deployment)}Gi"}
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {**_metadata(deployment, name), "name": f"{name}-cache"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{size_gib}Gi"}}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": size},
+        },
     }
 
 
@@ -86,11 +113,6 @@ def _service(deployment: Deployment, name: str) -> dict[str, Any]:
 
 
 def _deployment(deployment: Deployment, name: str) -> dict[str, Any]:
-    scrape = {
-        "prometheus.io/scrape": "true",
-        "prometheus.io/port": str(deployment.port),
-        "prometheus.io/path": "/metrics",
-    }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -105,7 +127,7 @@ def _deployment(deployment: Deployment, name: str) -> dict[str, Any]:
             "template": {
                 "metadata": {
                     "labels": _selector(name),
-                    "annotations": {**scrape, "autotune/config-hash": deployment.provenance.config_hash},
+                    "annotations": scrape_annotations(deployment),
                 },
                 "spec": _pod(deployment, name),
             },
@@ -113,33 +135,51 @@ def _deployment(deployment: Deployment, name: str) -> dict[str, Any]:
     }
 
 
+def pod_security() -> dict[str, Any]:
+    """Not root, and the cache volume writable for the group."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> dict[str, Any]:
+    """No way to become root."""
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def host_volumes(deployment: Deployment) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes and mounts of what the arguments name on the host."""
+    paths = list(enumerate(local_paths(deployment)))
+    return (
+        [{"name": f"host-{index}", "hostPath": {"path": path}} for index, path in paths],
+        [{"name": f"host-{index}", "mountPath": path, "readOnly": True} for index, path in paths],
+    )
+
+
 def _pod(deployment: Deployment, name: str) -> dict[str, Any]:
+    volumes, _ = host_volumes(deployment)
     return {
         "terminationGracePeriodSeconds": grace_period_s(deployment),
         "automountServiceAccountToken": False,
         # A Service called vllm would set VLLM_PORT=tcp://..., which the server reads as its own setting.
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "containers": [_container(deployment, name)],
         "volumes": [
             {"name": "cache", "persistentVolumeClaim": {"claimName": f"{name}-cache"}},
             *_shm_volume(deployment),
-            *(
-                {"name": f"host-{index}", "hostPath": {"path": path}}
-                for index, path in enumerate(local_paths(deployment))
-            ),
+            *volumes,
         ],
     }
 
 
 def _container(deployment: Deployment, name: str) -> dict[str, Any]:
+    _, mounts = host_volumes(deployment)
     container: dict[str, Any] = {
         "name": "vllm",
         "image": pinned_image(deployment),
@@ -147,7 +187,7 @@ def _container(deployment: Deployment, name: str) -> dict[str, Any]:
         "args": [double_dollars(word) for word in arguments(deployment)],
         "env": [
             *({"name": key, "value": double_dollars(value)} for key, value in environment(deployment).items()),
-            *(_secret(key, f"{name}-secrets") for key in deployment.secret_names),
+            *(secret_variable(key, f"{name}-secrets") for key in deployment.secret_names),
         ],
         "ports": [{"name": "http", "containerPort": deployment.port, "protocol": "TCP"}],
     }
@@ -156,21 +196,18 @@ def _container(deployment: Deployment, name: str) -> dict[str, Any]:
         container["resources"] = {"requests": amount, "limits": amount}
     return {
         **container,
-        **_probes(deployment),
+        **probes(deployment, port="http"),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(prestop_s(deployment))]}}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": container_security(),
         "volumeMounts": [
             {"name": "cache", "mountPath": CACHE_DIR},
             *([{"name": "shm", "mountPath": "/dev/shm"}] if deployment.shares_memory else []),  # noqa: S108 - a mount
-            *(
-                {"name": f"host-{index}", "mountPath": path, "readOnly": True}
-                for index, path in enumerate(local_paths(deployment))
-            ),
+            *mounts,
         ],
     }
 
 
-def _probes(deployment: Deployment) -> dict[str, Any]:
+def probes(deployment: Deployment, *, port: int | str) -> dict[str, Any]:
     """Start-up gates the other two, so these have no delay of their own; a fixed delay kills slow loads.
 
     /health may be true while the model cannot be used, so readiness asks /v1/models; not where that needs the API key.
@@ -179,14 +216,14 @@ def _probes(deployment: Deployment) -> dict[str, Any]:
     ready_path = "/health" if "VLLM_API_KEY" in deployment.secret_names else "/v1/models"
     return {
         "startupProbe": {
-            **_get("/health"),
+            **_get("/health", port),
             **period,
             "timeoutSeconds": 5,
             "failureThreshold": math.ceil(start_budget_s(deployment) / PROBE_PERIOD_S),
         },
-        "readinessProbe": {**_get(ready_path), **period, "timeoutSeconds": 5, "failureThreshold": 3},
+        "readinessProbe": {**_get(ready_path, port), **period, "timeoutSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {
-            **_get("/health"),
+            **_get("/health", port),
             **period,
             "initialDelaySeconds": 0,
             "timeoutSeconds": 10,
@@ -195,16 +232,21 @@ def _probes(deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def _get(path: str) -> dict[str, Any]:
-    return {"httpGet": {"path": path, "port": "http"}}
+def _get(path: str, port: int | str) -> dict[str, Any]:
+    return {"httpGet": {"path": path, "port": port}}
 
 
-def _secret(key: str, secret: str) -> dict[str, Any]:
+def secret_variable(key: str, secret: str) -> dict[str, Any]:
+    """A variable whose value lies in a Secret; the server starts without it where that lacks it."""
     return {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
+
+
+def shm_size(deployment: Deployment) -> str:
+    """Of /dev/shm, where workers share memory."""
+    return f"{max(8, SHM_GIB_PER_WORKER * deployment.workers)}Gi"
 
 
 def _shm_volume(deployment: Deployment) -> list[dict[str, Any]]:
     if not deployment.shares_memory:
         return []
-    size = f"{max(8, SHM_GIB_PER_GPU * deployment.gpus)}Gi"
-    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}]
+    return [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size(deployment)}}]

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from autotune.promote.manifest import Deployment
 from autotune.promote.rendering import RenderedFile
-from autotune.promote.targets import compose, docker, kubernetes, shell, systemd, vllm_config
+from autotune.promote.targets import compose, docker, helm, kubernetes, shell, systemd, vllm_config
 
 
 class Target(StrEnum):
@@ -18,6 +18,7 @@ class Target(StrEnum):
     DOCKER = "docker"
     COMPOSE = "compose"
     KUBERNETES = "kubernetes"
+    HELM = "helm"
     SYSTEMD = "systemd"
     SHELL = "shell"
 
@@ -41,6 +42,8 @@ def _render_one(deployment: Deployment, target: Target) -> tuple[RenderedFile, .
             return compose.render(deployment)
         case Target.KUBERNETES:
             return kubernetes.render(deployment)
+        case Target.HELM:
+            return helm.render(deployment)
         case Target.SYSTEMD:
             return systemd.render(deployment)
         case Target.SHELL:

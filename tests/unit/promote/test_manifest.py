@@ -6,7 +6,7 @@ from promote_cases import NODE, bash_words, deployment, measurement, trial
 
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote import StudyFacts, Target, render, serve_argv, serve_line
-from autotune.promote.manifest import official_image
+from autotune.promote.manifest import measured_image, official_image
 from autotune.promote.rendering import provenance_lines
 from autotune.records import Caveat, Config, LevelRole, Outcome, ServerFacts
 from autotune.search.objective import joined_figures
@@ -239,3 +239,22 @@ def test_repeated_figures_are_given_as_means_and_said_to_be() -> None:
     assert any(line.startswith("measured    TTFT p95 300 ms") for line in lines)
     assert "measured    2 runs; the figures are their means, the intervals span all of them" in lines
     assert not any("runs" in line for line in provenance_lines(deployment(once)))
+
+
+@pytest.mark.parametrize(
+    ("command", "image"),
+    [
+        ("docker run --rm --gpus all -v /c:/c -p 127.0.0.1:{port}:8000 vllm/vllm-openai:v0.32.0 --model {model}",
+         "vllm/vllm-openai:v0.32.0"),
+        ("/usr/bin/podman run reg.io:5000/v/img:1 serve {model}", "reg.io:5000/v/img:1"),
+        (f"docker run v/img@sha256:{'a' * 64} {{model}}", f"v/img@sha256:{'a' * 64}"),
+        ("docker run --gpus all vllm/vllm-openai {model}", None),  # no tag: nobody knows what ran
+        ("vllm serve", None),
+        ("/opt/v:1/bin/python -m vllm.entrypoints.openai.api_server", None),
+    ],
+)  # fmt: skip
+def test_the_image_that_was_measured_is_the_one_to_run(command: str, image: str | None) -> None:
+    assert measured_image(tuple(command.split())) == image
+    made = deployment(command=command.split())
+    assert made.image == (image or "vllm/vllm-openai:v0.32.0")
+    assert deployment(command=command.split(), image="mine:2").image == "mine:2"

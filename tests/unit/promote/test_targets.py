@@ -193,6 +193,16 @@ class TestRealParsers:
         done = subprocess.run(["bash", "-n"], input=text_of(made, target).encode(), capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
 
+    @pytest.mark.parametrize("target", [Target.SHELL, Target.DOCKER])
+    def test_shellcheck(self, made: Deployment, target: Target) -> None:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("shellcheck")), "--norc", "--severity=style", "-"],
+            input=text_of(made, target).encode(),
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout.decode()) == (0, "")
+
     def test_compose_schema(self, made: Deployment, tmp_path: Path) -> None:
         (file,) = render(made, [Target.COMPOSE])
         path = tmp_path / file.path
@@ -214,12 +224,13 @@ class TestRealParsers:
     def test_systemd(self, made: Deployment, tmp_path: Path) -> None:
         unit_of(made)
         verifier = Path("/usr/bin/systemd-analyze")
-        if verifier.exists():
-            (file,) = render(made, [Target.SYSTEMD])
-            path = tmp_path / file.path
-            path.write_text(file.text, encoding="utf-8")
-            done = subprocess.run([str(verifier), "verify", str(path)], capture_output=True, text=True, check=False)
-            assert (done.returncode, done.stderr) == (0, "")
+        if not verifier.exists():
+            pytest.skip("no systemd-analyze here")
+        (file,) = render(made, [Target.SYSTEMD])
+        path = tmp_path / file.path
+        path.write_text(file.text, encoding="utf-8")
+        done = subprocess.run([str(verifier), "verify", str(path)], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("target", list(Target))
@@ -256,7 +267,7 @@ class TestProvenance:
 
 def test_targets_write_different_files() -> None:
     paths = [file.path for file in render(hostile(NASTY), list(Target))]
-    assert len(set(paths)) == len(paths) == 6
+    assert len(set(paths)) == len(paths) == len(Target)
     assert not [path for path in paths if "/" in path or ".." in path]
 
 
@@ -266,6 +277,7 @@ def test_scripts_are_executable_and_nothing_else() -> None:
         "prod-chat.docker.sh": 0o755,
         "prod-chat.compose.yaml": 0o644,
         "prod-chat.kubernetes.yaml": 0o644,
+        "prod-chat.helm-values.yaml": 0o644,
         "prod-chat.service": 0o644,
         "prod-chat.sh": 0o755,
     }
@@ -341,13 +353,27 @@ class TestKubernetes:
 
     @pytest.mark.parametrize(("gpus", "there"), [(1, False), (2, True), (4, True)])
     def test_shared_memory_where_workers_talk(self, gpus: int, there: bool) -> None:
-        pod = pod_of(deployment(trial(gpus=gpus)))
+        pod = pod_of(deployment(trial({"tensor-parallel-size": gpus}, gpus=gpus)))
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
         assert ("shm" in volumes) is there
         assert (mounts.get("/dev/shm") == "shm") is there
         if there:
             assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
+
+    def test_workers_without_gpus_share_memory_as_well(self) -> None:
+        pod = pod_of(deployment(trial({"tensor-parallel-size": 2}, gpus=2), node=replace(NODE, gpus=())))
+        assert "shm" in {volume["name"] for volume in pod["volumes"]}
+
+    def test_what_is_running_can_be_told_from_the_cluster(self) -> None:
+        found = kubernetes_of(deployment())["Deployment"]["metadata"]["annotations"]
+        assert found["autotune/output"] == (
+            "2,400.0 tok/s [2,300.0 .. 2,500.0], per GPU 1,200.0 tok/s [1,150.0 .. 1,250.0]"
+        )
+        assert found["autotune/ttft-p95"] == "250 ms [225 ms .. 275 ms]"
+        assert (found["autotune/node"], found["autotune/vllm-version"]) == ("2xH100-80GB", "0.32.0")
+        scrape = kubernetes_of(deployment(port=9000))["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+        assert (scrape["prometheus.io/scrape"], scrape["prometheus.io/port"]) == ("true", "9000")
 
     @pytest.mark.parametrize(("startup_s", "threshold"), [(30.0, 60), (299.9, 60), (301.0, 61), (1200.0, 240)])
     def test_the_start_up_probe_is_sized_from_the_measured_start(self, startup_s: float, threshold: int) -> None:

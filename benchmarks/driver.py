@@ -26,7 +26,17 @@ from pathlib import Path
 
 from benchmarks import peer
 from benchmarks.driver_stalls import look_at
-from benchmarks.truth import TTFT_S, BenchmarkError, Sample, Watch, compile_server, pin, sample, serving_truth
+from benchmarks.truth import (
+    TTFT_S,
+    BenchmarkError,
+    Sample,
+    Watch,
+    compile_server,
+    pin,
+    put_first,
+    sample,
+    serving_truth,
+)
 
 FORMAT = 1
 OURS = ("raw", "aiohttp")
@@ -187,6 +197,7 @@ def one_row(bench: Bench, client: str, streams: int) -> Row:
         with process, Watch(server) as watch:
             # The peer is one process, and gets the core that one of ours gets.
             pin(process.pid, *(bench.client_cores if client != PEER else (client_core,)))
+            put_first(process.pid)
             while process.poll() is None:
                 samples.append(sample(watch, process.pid))
                 time.sleep(SAMPLE_S)

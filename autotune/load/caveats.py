@@ -122,7 +122,8 @@ def _client(e: Evidence) -> Iterator[Caveat]:
             code="client_late",
             text=f"requests left up to {format_seconds(p99)} (p99) after they were due; "
             f"{format_seconds(bound)} would be harmless",
-            remedy="Give the load client free CPU cores, or lower the rate or concurrency.",
+            remedy="Give the load client free CPU cores or real-time priority (ulimit -r 1), or lower the rate or "
+            "concurrency.",
             void=_too_late(e, lateness),
         )
     if _capped(e):
@@ -146,7 +147,8 @@ def _client(e: Evidence) -> Iterator[Caveat]:
             code="loop_lag",
             text=f"the load client woke up {format_seconds(cpu.loop_lag_p99_s)} (p99) later than asked, and stamps may "
             "be late by that",
-            remedy="Give the load client free CPU cores; other programs or the server itself take them.",
+            remedy="Give the load client free CPU cores or real-time priority (ulimit -r 1); other programs or the "
+            "server itself take them.",
         )
 
 

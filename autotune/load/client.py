@@ -26,6 +26,7 @@ from autotune.load.bodies import BodyStore
 from autotune.load.exchange import Timeouts, TransportKind
 from autotune.load.growing import growth_of
 from autotune.load.level_run import LevelRun, no_garbage_collection
+from autotune.load.priority import ahead_of_others
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
@@ -183,7 +184,7 @@ async def _drive_here(
             await options.before_start()
         await transport.prepare(prepared.connections, prepared.spare)
         # The clock's zero is set only now that everything is prepared.
-        with no_garbage_collection():
+        with no_garbage_collection(), ahead_of_others():
             await run.run(
                 transport,
                 prepared.level,

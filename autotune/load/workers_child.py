@@ -18,6 +18,7 @@ from autotune.errors import StorageError
 from autotune.load.bodies import BodyStore
 from autotune.load.level_run import LevelRun, no_garbage_collection
 from autotune.load.loops import new_loop
+from autotune.load.priority import ahead_of_others
 from autotune.load.reading import Reading
 from autotune.load.transports import open_transport
 from autotune.load.workers_wire import (
@@ -108,7 +109,7 @@ async def _level(reader: asyncio.StreamReader, say: Callable[[Message], None]) -
                 )
             )
             try:
-                with no_garbage_collection():
+                with no_garbage_collection(), ahead_of_others():
                     await asyncio.wait({watching, running}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 watching.cancel()

@@ -3,7 +3,8 @@
 ```
 AutotuneError
 ├─ BadInput                      what the operator wrote
-│  ├─ UnknownName  (10 model, 11 workload, 12 space, 13 node, 14 flag, 22 study, 23 trial)
+│  ├─ UnknownName  (10 model, 11 workload, 12 space, 13 node, 14 flag, 22 study, 23 trial,
+│  │                                34 promotion)
 │  ├─ InvalidFile           15   a YAML file: file, key path, value, what is allowed
 │  ├─ InvalidOption         24   a command-line value: option, value, what is allowed
 │  ├─ NoFeasibleConfig      16   the space holds nothing that can start on this node
@@ -63,6 +64,7 @@ class ExitCode(IntEnum):
     SCHEMA_MISMATCH = 29
     SERVER_UNUSABLE = 30
     NODE_UNFIT = 31
+    UNKNOWN_PROMOTION = 34
     INTERRUPTED = 130
 
 
@@ -97,6 +99,7 @@ _KIND_EXIT = {
     "flag": ExitCode.UNKNOWN_FLAG,
     "study": ExitCode.UNKNOWN_STUDY,
     "trial": ExitCode.UNKNOWN_TRIAL,
+    "promotion": ExitCode.UNKNOWN_PROMOTION,
 }
 
 
@@ -104,7 +107,7 @@ class UnknownName(BadInput):
     """A name that stands for nothing we know; says the nearest ones.
 
     Args:
-        kind: one of model, workload, search space, node, flag, study, trial.
+        kind: one of model, workload, search space, node, flag, study, trial, promotion.
         name: the name seen.
         allowed: the names that would have been accepted.
         source: where it was read (a file and key, or an option).

@@ -1,23 +1,33 @@
-"""`autotune promote`: render a pick for production, with its provenance; keep a history."""
+"""`autotune promote`: verify a pick, render it for production with its provenance, and keep it in the history."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune import __version__
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
-from autotune.cli.surroundings import places_of
+from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:
-    from autotune.promote import Promotion, StudyFacts, Target
-    from autotune.records import Config
+    from autotune.promote import Deployment, Entry, Offered, StudyFacts, Target
+    from autotune.records import Config, GateRecord, PickRule, Trial
     from autotune.report.view import StudyView
+    from autotune.store.repository import Store
     from autotune.store.study_record import StudyRecord
+
+Author = Annotated[str | None, typer.Option(help="Who promotes; default: AUTOTUNE_AUTHOR, else the login name.")]
+Reason = Annotated[str | None, typer.Option(help="Why, for the history and the rendered files.")]
+GitFolder = Annotated[
+    Path | None,
+    typer.Option("--git", help="Folder of a git repository that gets the files as a commit; made if need be."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that were not rendered here.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -28,12 +38,23 @@ def register(app: typer.Typer) -> None:
 def promote(
     study: StudyName,
     target: Annotated[
-        str, typer.Option(help="Comma-separated: vllm-config, docker, compose, kubernetes, helm, systemd, shell.")
+        str,
+        typer.Option(help="Comma-separated: vllm-config, docker, compose, kubernetes, helm, systemd, shell."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the rendered files.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the rendered files; default: the one of --git.")] = None,
     trial: Annotated[int | None, typer.Option(min=0, help="Instead of the pick.")] = None,
+    pick: Annotated[str | None, typer.Option(help="Rule of the pick: knee, throughput, latency.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the deployment; default: the study's.")] = None,
     slo: SloText = None,
+    skip_gate: Annotated[
+        bool,
+        typer.Option(
+            "--skip-gate", help="Render without the verification; said loudly in the history and in the files."
+        ),
+    ] = False,
+    reason: Reason = None,
+    author: Author = None,
+    git: GitFolder = None,
     port: Annotated[int, typer.Option(help="Port that the server listens on.")] = 8000,
     bind: Annotated[str, typer.Option(help="Address that the port is published on.")] = "127.0.0.1",
     image: Annotated[
@@ -46,67 +67,203 @@ def promote(
     allow_simulated: Annotated[
         bool, typer.Option("--allow-simulated", help="Render figures that no server produced; recorded loudly.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that were not rendered here.")] = False,
+    overwrite: Overwrite = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
-    """Render the pick (or a trial) for production and record it in the history."""
+    """Verify the pick (or a trial), render it for production and record it in the history."""
     from autotune.cli.views import opened, view_of
-    from autotune.promote import Promotion, deployment_from, render, serve_argv, write_files
+    from autotune.promote import deployment_from, render
     from autotune.recipe import parse_gpus
-    from autotune.store.study_record import PromotionRecord
 
-    targets = _targets(target)
+    wanted = Wanted(
+        targets=_targets(target),
+        out=_folder(out, git),
+        git=git,
+        overwrite=overwrite,
+        simulated_allowed=allow_simulated,
+        slo=slo,
+    )
+    rule = _rule(pick, trial)
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         stored = store.study(study)
-        view = view_of(store, stored, places, slo=slo)
+        view = view_of(store, stored, places, slo=slo, rule=rule)
         chosen = store.trial(study, _number(view, trial))
-        deployment = deployment_from(
-            _facts(stored, chosen.config),
-            chosen,
-            name=name or study,
-            created_at=datetime.now(UTC),
-            autotune_version=__version__,
-            figures=view.joined(chosen),
-            allow_simulated=allow_simulated,
-            port=port,
-            bind=bind,
-            image=image,
-            vllm_version=vllm_version,
-            gpu_indices=parse_gpus(gpus) if gpus else (),
-        )
-        files = render(deployment, targets)
-        paths = write_files(files, out, deployment=deployment.name, overwrite=overwrite)
-        promotion = Promotion.of(
-            deployment, files, targets=targets, argv=serve_argv(deployment), simulated_allowed=allow_simulated
-        )
-        store.add_promotion(
-            PromotionRecord(
-                study=study,
-                trial=chosen.number,
-                created_at=promotion.created_at,
-                targets=tuple(targets),
-                directory=str(out),
-                simulated=promotion.simulated,
-                details=promotion.as_document(),
+        now = datetime.now(UTC)
+
+        def deployed(gate: GateRecord | None) -> Deployment:
+            return deployment_from(
+                _facts(stored, chosen.config),
+                chosen,
+                name=name or study,
+                created_at=now,
+                autotune_version=__version__,
+                figures=view.joined(chosen),
+                allow_simulated=allow_simulated,
+                port=port,
+                bind=bind,
+                image=image,
+                vllm_version=vllm_version,
+                gpu_indices=parse_gpus(gpus) if gpus else (),
+                gate=gate,
+                author=author_of(author),
+                reason=reason or _why(view, chosen, named=trial is not None),
             )
+
+        # Everything that can be refused is refused before hours of verification.
+        render(deployed(None), wanted.targets)
+        gate = _verified(view, chosen, deployed(None), skip=skip_gate)
+        entry, paths = _record(store, chosen, deployed(gate), wanted)
+    _report(entry, paths, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be written, and where."""
+
+    targets: tuple[Target, ...]
+    out: Path
+    git: Path | None
+    overwrite: bool
+    simulated_allowed: bool
+    slo: str | None
+
+
+def _verified(view: StudyView, trial: Trial, deployment: Deployment, *, skip: bool) -> GateRecord | None:
+    """What the gate says of the candidate; None where there is no gate to ask."""
+    from autotune.records import GateRecord, GateSide
+
+    if not skip:
+        return None
+    figures = view.joined(trial)
+    candidate = GateSide(
+        label=f"trial {trial.number} of study {view.name}",
+        config=trial.config,
+        model=deployment.model,
+        gpus=max(1, trial.gpus),
+        tok_s_per_gpu=figures.output_tok_s_per_gpu,
+        ttft_p95_s=figures.ttft_p95_s,
+    )
+    return GateRecord.skipped(view.name, candidate, why="--skip-gate was given", at=datetime.now(UTC))
+
+
+def _record(store: Store, trial: Trial, deployment: Deployment, wanted: Wanted) -> tuple[Entry, tuple[Path, ...]]:
+    """Write the files, then the promotion: what is in the history was rendered."""
+    from autotune.promote import Promotion, render, serve_argv, write_files
+    from autotune.promote.git_folder import check_folder
+
+    files = render(deployment, wanted.targets)
+    if wanted.git is not None:
+        check_folder(wanted.git)
+    promotion = Promotion.of(
+        deployment,
+        files,
+        targets=wanted.targets,
+        argv=serve_argv(deployment),
+        simulated_allowed=wanted.simulated_allowed,
+        slo=wanted.slo,
+        offered=_offered(trial),
+    )
+    paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
+    entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
+    if wanted.git is not None:
+        commit(store, entry, wanted.git, overwrite=wanted.overwrite)
+    return entry, paths
+
+
+def stored_promotion(store: Store, promotion: Any, directory: str) -> Entry:
+    """A promotion, put into the history; it comes back in its place there."""
+    from autotune.cli.history import history_of
+    from autotune.store.study_record import PromotionRecord
+
+    store.add_promotion(
+        PromotionRecord(
+            study=promotion.study,
+            trial=promotion.trial,
+            created_at=promotion.created_at,
+            targets=promotion.targets,
+            directory=directory,
+            simulated=promotion.simulated,
+            details=promotion.as_document(),
         )
-    _report(promotion, paths, as_json=as_json)
+    )
+    return [entry for entry in history_of(store) if entry.promotion == promotion][-1]
 
 
-def _report(promotion: Promotion, paths: tuple[Path, ...], *, as_json: bool) -> None:
+def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tuple[Entry, ...]:
+    """The promotions of a name that `folder` lacks, up to this one, as commits."""
+    import os
+
+    from autotune.cli.history import history_of
+    from autotune.promote.git_folder import commit_promotions
+
+    own = [one for one in history_of(store) if one.promotion.name == entry.promotion.name]
+    recorded = [one for one in own[: entry.version] if all(file.text is not None for file in one.promotion.files)]
+    return commit_promotions(recorded, folder, environ=os.environ, overwrite=overwrite)
+
+
+def _offered(trial: Trial) -> Offered:
+    """What the trial's level of fixed rate sent and hit."""
+    from autotune.promote import Offered
+    from autotune.records import LevelRole
+
+    level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
+    if level is None:
+        return Offered()
+    done = level.completed
+    return Offered(
+        rate_rps_per_gpu=None if level.level.rate_rps is None else level.level.rate_rps / max(1, trial.gpus),
+        prompt_tokens_mean=level.prompt_tokens / done if done and level.prompt_tokens is not None else None,
+        output_tokens_mean=level.output_tokens / done if done and level.output_tokens is not None else None,
+        prefix_hit_share=level.server.prefix_hit_share if level.server else None,
+    )
+
+
+def _report(entry: Entry, paths: tuple[Path, ...], *, as_json: bool) -> None:
+    from autotune.promote.rendering import gate_summary
+    from autotune.records import GateVerdict
+    from autotune.report.wording import printable
+
+    promotion = entry.promotion
     if as_json:
-        typer.echo(json.dumps({**promotion.as_document(), "written": [str(path) for path in paths]}, indent=2))
+        document = {**promotion.as_document(), "version": entry.version, "written": [str(path) for path in paths]}
+        typer.echo(json.dumps(document, indent=2))
         return
     if promotion.simulated:
         typer.echo("SIMULATED: these figures come from a model of vLLM; do not run this in production unmeasured.")
+    if promotion.gate is None or promotion.gate.verdict is GateVerdict.SKIPPED:
+        typer.echo("GATE SKIPPED: nobody verified this config against what runs today.")
     typer.echo(
-        f"promoted trial {promotion.trial} of study {promotion.study} as {promotion.name} (gate: {promotion.gate})"
+        f"promoted trial {promotion.trial} of study {promotion.study} as {printable(entry.label)} "
+        f"(gate: {printable(gate_summary(promotion.gate))})"
     )
     for path in paths:
         typer.echo(f"  {path}")
+
+
+def _folder(out: Path | None, git: Path | None) -> Path:
+    from autotune.errors import InvalidOption
+
+    folder = out or git
+    if folder is None:
+        raise InvalidOption("--out", None, "a folder for the rendered files, or --git FOLDER")
+    return folder
+
+
+def _rule(text: str | None, trial: int | None) -> PickRule | None:
+    from autotune.errors import InvalidOption
+    from autotune.records import PickRule
+
+    if text is None:
+        return None
+    if trial is not None:
+        raise InvalidOption("--pick", text, "either --pick or --trial")
+    try:
+        return PickRule(text)
+    except ValueError:
+        raise InvalidOption("--pick", text, ", ".join(PickRule)) from None
 
 
 def _targets(text: str) -> tuple[Target, ...]:
@@ -133,6 +290,13 @@ def _number(view: StudyView, given: int | None) -> int:
             f"study {view.name!r} has no trial to recommend{limit}", hint=f"See `autotune pareto {view.name}`."
         )
     return view.pick.number
+
+
+def _why(view: StudyView, trial: Trial, *, named: bool) -> str:
+    """The reason where the operator gave none."""
+    if named or view.pick is None:
+        return f"trial {trial.number} was named on the command line"
+    return f"the study's pick ({view.pick.rule}): {view.pick.reason}"
 
 
 def _facts(study: StudyRecord, config: Config) -> StudyFacts:

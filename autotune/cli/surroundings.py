@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -37,6 +38,17 @@ def cache_dir(environ: Mapping[str, str]) -> Path:
     """Where what is slow to ask is remembered: AUTOTUNE_CACHE_DIR, else `autotune` in the user's cache."""
     chosen = environ.get("AUTOTUNE_CACHE_DIR")
     return Path(chosen) if chosen else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
+
+
+def author_of(given: str | None) -> str:
+    """Who promotes: as given, else AUTOTUNE_AUTHOR, else the login name; empty where the machine knows none."""
+    said = given or os.environ.get("AUTOTUNE_AUTHOR")
+    if said:
+        return said
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, in a container
+        return ""
 
 
 def has_kfd() -> bool:

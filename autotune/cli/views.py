@@ -24,18 +24,19 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def opened(places: Places, study: str = "") -> Iterator[Store]:
+def opened(places: Places, study: str = "", *, kind: str = "study") -> Iterator[Store]:
     """The store of existing studies; never creates one.
 
     Args:
         study: the one that is wanted, for the message where there is nothing yet.
+        kind: what else that name is of: `promotion`.
 
     Raises:
         UnknownName: there is no database yet, so there is no study.
     """
     if places.storage is None and not Path(places.database).exists():
         raise UnknownName(
-            "study", study, (), hint=f"There is no database {places.database} yet; `autotune study` makes it."
+            kind, study, (), hint=f"There is no database {places.database} yet; `autotune study` makes it."
         )
     with Store.open(places.database, create=False, busy_timeout_s=places.busy_timeout_s) as store:
         yield store

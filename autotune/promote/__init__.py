@@ -1,15 +1,16 @@
 """From a measured trial to something production can run: the deployment record, its targets, its history."""
 
 from autotune.promote.command import serve_argv, serve_line
-from autotune.promote.history import Promotion
-from autotune.promote.manifest import Deployment, Gate, Provenance, StudyFacts, deployment_from
+from autotune.promote.history import Entry, Offered, Promotion
+from autotune.promote.manifest import Deployment, Provenance, StudyFacts, deployment_from
 from autotune.promote.rendering import RenderedFile
 from autotune.promote.targets import Target, render
 from autotune.promote.writing import write_files
 
 __all__ = [
     "Deployment",
-    "Gate",
+    "Entry",
+    "Offered",
     "Promotion",
     "Provenance",
     "RenderedFile",

@@ -1,27 +1,43 @@
-"""What was promoted, when and from what: the record the history keeps. Pure; the store writes its document.
+"""What was promoted, when, by whom, why and from what: the record that the history keeps. Pure.
 
-`store/` lies below this room and cannot import it, so what crosses is `Promotion.as_document()`: JSON-able, versioned.
+`store/` lies below this room and cannot import it, so what crosses is `Promotion.as_document()`: JSON-able, versioned,
+and never changed once it is stored. Versions are places in the history of a name, from 1 on: `prod-chat@3`. A rollback
+is a version of its own that holds an earlier one's files again, so that the history only ever grows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from autotune.promote.manifest import Deployment, Gate
+from autotune.errors import NotPromotable, UnknownName
+from autotune.promote.manifest import Deployment
 from autotune.promote.rendering import RenderedFile, checksum
+from autotune.records import Config, Estimate, GateRecord, ServerFacts, Value
+from autotune.store.codec import decode, encode
+from autotune.store.study_record import PromotionRecord
 
-DOCUMENT_VERSION = 1
+DOCUMENT_VERSION = 2
+
+CURRENT, PREVIOUS = "current", "previous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromotedFile:
-    """A file that a promotion wrote: path relative to the output folder, SHA-256 of its whole text."""
+    """A file that a promotion wrote.
+
+    Attributes:
+        path: relative to the output folder.
+        sha256: of its whole text.
+        text: None in records of older versions, which cannot be rolled back to.
+    """
 
     path: str
     sha256: str
+    text: str | None = None
+    mode: int = 0o644
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +49,14 @@ class Promotion:
         created_at: UTC-aware.
         simulated: the figures come from the simulated engine, which somebody allowed by `simulated_allowed`.
         argv: the server command line, without secrets.
+        gate: None in records of older versions.
+        restores: the version whose files a rollback wrote again; the other fields, but `created_at`, `author` and
+            `reason`, are that one's.
+        flags, environment: what the server was rendered with; secrets are in neither.
+        workload: of the study; a name, or a file's path.
+        slo: that the pick was made under, as text.
+        resolved: what the measured server said of itself.
+        rate_rps_per_gpu, prompt_tokens_mean, output_tokens_mean, prefix_hit_share: of the study's level of fixed rate.
     """
 
     name: str
@@ -47,7 +71,25 @@ class Promotion:
     argv: tuple[str, ...]
     simulated: bool
     simulated_allowed: bool
-    gate: Gate = Gate.NOT_RUN
+    gate: GateRecord | None = None
+    author: str = ""
+    reason: str = ""
+    restores: int | None = None
+    flags: tuple[tuple[str, Value], ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    gpus: int = 0
+    node: str = ""
+    workload: str = ""
+    slo: str | None = None
+    resolved: ServerFacts | None = None
+    runs: int = 0
+    output_tok_s: Estimate | None = None
+    output_tok_s_per_gpu: Estimate | None = None
+    ttft_p95_s: Estimate | None = None
+    rate_rps_per_gpu: float | None = None
+    prompt_tokens_mean: float | None = None
+    output_tokens_mean: float | None = None
+    prefix_hit_share: float | None = None
 
     @classmethod
     def of(
@@ -58,9 +100,11 @@ class Promotion:
         targets: Sequence[str],
         argv: Sequence[str],
         simulated_allowed: bool,
+        slo: str | None = None,
+        offered: Offered | None = None,
     ) -> Promotion:
         """The record of rendering `deployment` into `files`."""
-        facts = deployment.provenance
+        facts, load = deployment.provenance, offered or Offered()
         return cls(
             name=deployment.name,
             created_at=facts.created_at,
@@ -70,52 +114,177 @@ class Promotion:
             model=deployment.model,
             vllm_version=deployment.vllm_version,
             targets=tuple(targets),
-            files=tuple(PromotedFile(path=file.path, sha256=checksum(file.text)) for file in files),
+            files=tuple(
+                PromotedFile(path=file.path, sha256=checksum(file.text), text=file.text, mode=file.mode)
+                for file in files
+            ),
             argv=tuple(argv),
             simulated=facts.simulated,
             simulated_allowed=simulated_allowed,
+            gate=facts.gate,
+            author=facts.author,
+            reason=facts.reason,
+            flags=deployment.flags,
+            environment=deployment.environment,
+            gpus=deployment.gpus,
+            node=facts.node,
+            workload=facts.workload,
+            slo=slo,
+            resolved=facts.resolved,
+            runs=facts.runs,
+            output_tok_s=facts.output_tok_s,
+            output_tok_s_per_gpu=facts.output_tok_s_per_gpu,
+            ttft_p95_s=facts.ttft_p95_s,
+            rate_rps_per_gpu=load.rate_rps_per_gpu,
+            prompt_tokens_mean=load.prompt_tokens_mean,
+            output_tokens_mean=load.output_tokens_mean,
+            prefix_hit_share=load.prefix_hit_share,
         )
+
+    @property
+    def config(self) -> Config:
+        """Flags and variables as a config, fixed ones among them."""
+        return Config.of({**dict(self.flags), **{f"env:{name}": value for name, value in self.environment}})
+
+    def restored(self, version: int, *, created_at: datetime, author: str, reason: str) -> Promotion:
+        """The record of going back to this one, which is `version` of its name."""
+        return replace(self, restores=version, created_at=created_at, author=author, reason=reason)
+
+    def rendered(self) -> tuple[RenderedFile, ...]:
+        """Its files, byte for byte.
+
+        Raises:
+            NotPromotable: the record is of an older version, which kept checksums only.
+        """
+        lost = [file.path for file in self.files if file.text is None]
+        if lost:
+            raise NotPromotable(
+                f"the promotion of trial {self.trial} of study {self.study!r} was recorded without its files "
+                f"({', '.join(lost)})",
+                hint=f"Promote that trial again: `autotune promote {self.study} --trial {self.trial} ...`.",
+            )
+        return tuple(RenderedFile(path=file.path, text=file.text or "", mode=file.mode) for file in self.files)
 
     def as_document(self) -> dict[str, Any]:
         """The record as JSON-able values, for the store and `--json`."""
-        return {
-            "schema": DOCUMENT_VERSION,
-            "name": self.name,
-            "created_at": self.created_at.isoformat(),
-            "study": self.study,
-            "trial": self.trial,
-            "config_hash": self.config_hash,
-            "model": self.model,
-            "vllm_version": self.vllm_version,
-            "targets": list(self.targets),
-            "files": [{"path": file.path, "sha256": file.sha256} for file in self.files],
-            "argv": list(self.argv),
-            "simulated": self.simulated,
-            "simulated_allowed": self.simulated_allowed,
-            "gate": str(self.gate),
-        }
+        found = encode(self)
+        assert isinstance(found, dict)  # a record's JSON is an object
+        return {"schema": DOCUMENT_VERSION, **found}
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Promotion:
-        """The record back from `as_document`.
+        """The record back from `as_document`, also of the first version.
 
         Raises:
             ValueError: for a document of another schema.
         """
-        if document.get("schema") != DOCUMENT_VERSION:
-            raise ValueError(f"promotion document of schema {document.get('schema')!r}, expected {DOCUMENT_VERSION}")
-        return cls(
-            name=document["name"],
-            created_at=datetime.fromisoformat(document["created_at"]),
-            study=document["study"],
-            trial=document["trial"],
-            config_hash=document["config_hash"],
-            model=document["model"],
-            vllm_version=document["vllm_version"],
-            targets=tuple(document["targets"]),
-            files=tuple(PromotedFile(path=file["path"], sha256=file["sha256"]) for file in document["files"]),
-            argv=tuple(document["argv"]),
-            simulated=document["simulated"],
-            simulated_allowed=document["simulated_allowed"],
-            gate=Gate(document["gate"]),
+        schema = document.get("schema")
+        if schema not in (1, DOCUMENT_VERSION):
+            raise ValueError(f"promotion document of schema {schema!r}, expected {DOCUMENT_VERSION}")
+        fields = {key: value for key, value in document.items() if key != "schema"}
+        if schema == 1:
+            del fields["gate"]  # `not run`, in all of them
+        return decode(cls, fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What the promoted trial was offered at its level of fixed rate; None where that is not known."""
+
+    rate_rps_per_gpu: float | None = None
+    prompt_tokens_mean: float | None = None
+    output_tokens_mean: float | None = None
+    prefix_hit_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A promotion in its place.
+
+    Attributes:
+        version: 1-based, within its name.
+        directory: where its files were written.
+    """
+
+    version: int
+    directory: str
+    promotion: Promotion
+
+    @property
+    def label(self) -> str:
+        """`prod-chat@3`."""
+        return f"{self.promotion.name}@{self.version}"
+
+    @property
+    def effective(self) -> int:
+        """The version whose files these are."""
+        return self.promotion.restores or self.version
+
+
+def entries(records: Iterable[PromotionRecord]) -> tuple[Entry, ...]:
+    """The whole history, oldest first, each promotion with its version.
+
+    Raises:
+        ValueError: a stored document of a schema that this version does not know.
+    """
+    counts: dict[str, int] = {}
+    found = []
+    for record in records:
+        promotion = Promotion.from_document(record.details)
+        counts[promotion.name] = counts.get(promotion.name, 0) + 1
+        found.append(Entry(version=counts[promotion.name], directory=record.directory, promotion=promotion))
+    return tuple(found)
+
+
+def current_of(history: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The latest promotion of each name, in the order of their first ones."""
+    latest = {entry.promotion.name: entry for entry in history}
+    return tuple(latest.values())
+
+
+def named(history: Sequence[Entry], text: str) -> Entry:
+    """The promotion that `NAME`, `NAME@3`, `NAME@current` or `NAME@previous` stands for.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    # A name may hold an @ of its own.
+    name, which = (text, CURRENT) if any(entry.promotion.name == text for entry in history) else _split(text)
+    found = [entry for entry in history if entry.promotion.name == name]
+    if not found:
+        raise UnknownName("promotion", name, sorted({entry.promotion.name for entry in history}))
+    if which == CURRENT:
+        return found[-1]
+    if which == PREVIOUS:
+        return before(found)
+    if which.isascii() and which.isdecimal() and 1 <= int(which) <= len(found):
+        return found[int(which) - 1]
+    raise UnknownName(
+        "promotion",
+        text,
+        (),
+        hint=f"{name!r} has versions 1 to {len(found)}, current and previous: {name}@{len(found)}.",
+    )
+
+
+def before(own: Sequence[Entry]) -> Entry:
+    """The promotion that a rollback of the latest goes to: the last one older than what is in effect.
+
+    After a rollback to version 2 that is version 1, not the one that was rolled back from.
+
+    Raises:
+        NotPromotable: there is nothing before it.
+    """
+    latest = own[-1]
+    older = [entry for entry in own if entry.promotion.restores is None and entry.version < latest.effective]
+    if not older:
+        raise NotPromotable(
+            f"{latest.label} is in effect as version {latest.effective}, and there is no earlier one to go back to",
+            hint=f"`autotune promotions {latest.promotion.name}` lists them; --to VERSION goes to a later one.",
         )
+    return older[-1]
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, at, which = text.rpartition("@")
+    return (name, which) if at else (text, CURRENT)

@@ -9,13 +9,13 @@ import math
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote.parameters import extra_value, served_model, split_parameters, without_secrets_and_place
 from autotune.records import (
     Config,
     Estimate,
+    GateRecord,
     LevelRole,
     Node,
     Phase,
@@ -30,12 +30,6 @@ ASSUMED_VLLM_VERSION = "0.32.0"
 """Stands in for a simulated trial's missing version, and the artefacts say that it was assumed."""
 
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
-
-
-class Gate(StrEnum):
-    """What the verification before a promotion said. There is no gate yet, and every artefact says so."""
-
-    NOT_RUN = "not run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +68,8 @@ class Provenance:
         version_measured: False when the vLLM version was assumed or given by hand.
         runs: launches of the config that the figures are means of.
         resolved: what the server itself said; vLLM's defaults drift between versions, so it stands in the file.
+        gate: what the verification before the promotion said; None where none was asked for.
+        author, reason: who promoted it, and why; empty where nobody said.
     """
 
     autotune_version: str
@@ -91,7 +87,9 @@ class Provenance:
     ttft_p95_s: Estimate | None
     resolved: ServerFacts | None
     caveats: tuple[str, ...]
-    gate: Gate = Gate.NOT_RUN
+    gate: GateRecord | None = None
+    author: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +163,9 @@ def deployment_from(
     image: str | None = None,
     vllm_version: str | None = None,
     gpu_indices: tuple[int, ...] = (),
+    gate: GateRecord | None = None,
+    author: str = "",
+    reason: str = "",
 ) -> Deployment:
     """The deployment of a measured trial.
 
@@ -181,6 +182,9 @@ def deployment_from(
         image: instead of the official image of the measured version.
         vllm_version: instead of the version that the server told.
         gpu_indices: physical GPUs to pin.
+        gate: the verification of this config, which passed or was skipped.
+        author: who promotes it.
+        reason: why, in the operator's words.
 
     Raises:
         NotPromotable: not measured, or simulated without `allow_simulated`, or of an unknown vLLM version.
@@ -225,6 +229,9 @@ def deployment_from(
             created_at=created_at,
             simulated=simulated,
             version_measured=vllm_version is None and told is not None,
+            gate=gate,
+            author=author,
+            reason=reason,
         ),
     )
 
@@ -238,6 +245,9 @@ def _provenance(
     created_at: datetime,
     simulated: bool,
     version_measured: bool,
+    gate: GateRecord | None,
+    author: str,
+    reason: str,
 ) -> Provenance:
     return Provenance(
         autotune_version=autotune_version,
@@ -255,6 +265,9 @@ def _provenance(
         ttft_p95_s=figures.ttft_p95_s,
         resolved=trial.result.facts if trial.result else None,
         caveats=tuple(caveat.text for caveat in trial.caveats),
+        gate=gate,
+        author=author,
+        reason=reason,
     )
 
 

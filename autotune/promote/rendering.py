@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.promote.manifest import Deployment, Provenance
 from autotune.promote.quoting import comment_text
-from autotune.records import Estimate
+from autotune.records import CriterionState, Estimate, GateRecord, GateVerdict
 from autotune.units import format_bytes, format_seconds
 
 MARKER = "# Rendered by autotune "
@@ -72,7 +72,8 @@ def provenance_lines(deployment: Deployment) -> tuple[str, ...]:
         f"node        {comment_text(facts.node)}; GPUs used: {deployment.gpus}",
         f"vLLM        {comment_text(deployment.vllm_version)}{assumed}",
         f"created     {facts.created_at.isoformat(timespec='seconds')}",
-        f"gate        {gate_text(facts)}",
+        *_promoted_lines(facts),
+        *gate_lines(facts),
         *figure_lines(deployment),
     ]
     if deployment.environment or deployment.secret_names:
@@ -84,7 +85,42 @@ def provenance_lines(deployment: Deployment) -> tuple[str, ...]:
 
 def gate_text(facts: Provenance) -> str:
     """What the verification before the promotion said, on one line."""
-    return str(facts.gate)
+    return gate_summary(facts.gate)
+
+
+def gate_summary(gate: GateRecord | None) -> str:
+    """A verification on one line: `pass: throughput ...`; `not run` of none."""
+    if gate is None:
+        return "not run"
+    simulated = " (simulated)" if gate.simulated else ""
+    return f"{gate.verdict}{simulated}: {comment_text(gate.reason)}"
+
+
+def gate_lines(facts: Provenance) -> tuple[str, ...]:
+    """The verdict with each criterion that counted; a gate that nobody ran is no quiet line."""
+    gate = facts.gate
+    if gate is None:
+        return ("!!! GATE NOT RUN: nobody verified this config against what runs today.",)
+    if gate.verdict is GateVerdict.SKIPPED:
+        return (
+            "!!! GATE SKIPPED: nobody verified this config against what runs today.",
+            f"gate        {gate_text(facts)}",
+        )
+    lines = [f"gate        {gate_text(facts)}"]
+    against = f" against {comment_text(gate.against.label)}" if gate.against else ""
+    lines.append(f"gate        order {gate.order}{against}, prompts of seed {gate.gate_seed}, {gate.clock} clock")
+    lines += [
+        f"gate        {one.state} {comment_text(one.name)}: {comment_text(one.found)}"
+        for one in gate.criteria
+        if one.state is not CriterionState.NOT_APPLICABLE
+    ]
+    lines += [f"gate        doubt: {comment_text(doubt)}" for doubt in gate.doubts]
+    return tuple(lines)
+
+
+def _promoted_lines(facts: Provenance) -> tuple[str, ...]:
+    by = [f"promoted    by {comment_text(facts.author)}"] if facts.author else []
+    return (*by, *([f"reason      {comment_text(facts.reason)}"] if facts.reason else []))
 
 
 def figure_lines(deployment: Deployment) -> tuple[str, ...]:

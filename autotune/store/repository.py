@@ -376,6 +376,13 @@ class Store:
             found = select(PromotionRow).where(PromotionRow.study_id == parent.id).order_by(PromotionRow.id)
             return tuple(rows.promotion_record(study, row) for row in session.scalars(found))
 
+    def all_promotions(self) -> tuple[PromotionRecord, ...]:
+        """What was promoted from any study, oldest first."""
+        with self._read() as session:
+            joined = select(PromotionRow, StudyRow.name).join(StudyRow, PromotionRow.study_id == StudyRow.id)
+            found = session.execute(joined.order_by(PromotionRow.id))
+            return tuple(rows.promotion_record(study, row) for row, study in found)
+
     # Inside
 
     @contextmanager

@@ -13,7 +13,13 @@ from autotune.records import (
     Arrivals,
     ClockKind,
     Config,
+    CriterionState,
+    EngineKind,
     Estimate,
+    GateCriterion,
+    GateRecord,
+    GateSide,
+    GateVerdict,
     Gpu,
     Latency,
     LevelRole,
@@ -116,6 +122,30 @@ def deployment(
         name=study, model=model, workload="chat", node=node, extra_args=tuple(extra_args), command=tuple(command)
     )
     return deployment_from(facts, of or trial(), name=name, created_at=CREATED, autotune_version="9.9.9", **options)
+
+
+def gate_record(verdict: GateVerdict = GateVerdict.PASSED, *, simulated: bool = False) -> GateRecord:
+    """A verification of `trial()`; its figures stand in sentences, as the gate writes them."""
+    side = GateSide(label="trial 7 of study llama-chat", config=trial().config, model="m", gpus=2)
+    return GateRecord(
+        verdict=verdict,
+        reason="every criterion holds",
+        study="llama-chat",
+        candidate=side,
+        against=GateSide(label="baseline", config=Config.of({}), model="m", gpus=2),
+        engine=EngineKind.PROCESS,
+        clock=ClockKind.WALL,
+        simulated=simulated,
+        started_at=CREATED,
+        ended_at=CREATED,
+        order="ABBA",
+        gate_seed=99,
+        criteria=(
+            GateCriterion(name="slo", asked="", state=CriterionState.HELD, found="p95 TTFT 240 ms <= 500 ms"),
+            GateCriterion(name="memory", asked="", state=CriterionState.NOT_APPLICABLE, found="no GPU"),
+        ),
+        doubts=("the node is shared",),
+    )
 
 
 def run_with_stub(script: str, stub: str, folder: Path, *, environment: Mapping[str, str] | None = None) -> list[str]:

@@ -13,13 +13,23 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from promote_cases import NODE, bash_words, deployment, run_with_stub, systemd_words, trial, undollared
+from promote_cases import (
+    CREATED,
+    NODE,
+    bash_words,
+    deployment,
+    gate_record,
+    run_with_stub,
+    systemd_words,
+    trial,
+    undollared,
+)
 
 from autotune.errors import NotPromotable
 from autotune.promote import Deployment, Target, render, serve_argv
 from autotune.promote.container import arguments, environment
 from autotune.promote.rendering import CHECKSUM
-from autotune.records import ServerFacts
+from autotune.records import GateRecord, ServerFacts
 
 NASTY = 'm/it\'s "$(touch pwned)" `x` \\ %n ${HOME} $$\r\n- a: b\n; # \x1b[31m\u2028\x85é💥7, = :'
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
@@ -248,8 +258,29 @@ class TestProvenance:
             assert fact in head
         assert "1,200.0 tok/s" in head
         assert "250 ms [225 ms .. 275 ms]" in head
-        assert "not run" in head
+        assert "!!! GATE NOT RUN" in head
         assert "SIMULATED" not in text
+
+    def test_the_gates_verdict_stands_in_it(self, target: Target) -> None:
+        made = deployment(gate=gate_record(), author="ada", reason="p95 halves")
+        head = text_of(made, target).partition(CHECKSUM)[0]
+        for line in (
+            "# gate        pass: every criterion holds",
+            "# gate        order ABBA against baseline, prompts of seed 99, wall clock",
+            "# gate        held slo: p95 TTFT 240 ms <= 500 ms",
+            "# gate        doubt: the node is shared",
+            "# promoted    by ada",
+            "# reason      p95 halves",
+        ):
+            assert line in head
+        assert "memory" not in head.partition("gate")[2].partition("measured")[0]
+        assert "GATE" not in head
+
+    def test_a_gate_that_was_skipped_is_no_quiet_line(self, target: Target) -> None:
+        skipped = GateRecord.skipped("s", gate_record().candidate, why="--skip-gate was given", at=CREATED)
+        head = text_of(deployment(gate=skipped), target).partition(CHECKSUM)[0]
+        assert "# !!! GATE SKIPPED: nobody verified" in head
+        assert "# gate        skipped: --skip-gate was given" in head
 
     def test_a_simulated_one_says_so_loudly(self, target: Target) -> None:
         text = text_of(deployment(trial(simulated=True), allow_simulated=True), target)

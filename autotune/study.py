@@ -45,7 +45,7 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import AttemptState, StudyRecord, StudyState
-from autotune.time_limit import fits, launch_s
+from autotune.time_limit import fits, kept_again, launch_s
 from autotune.trial import TrialOrder, TrialRun, run_trial
 
 REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
@@ -212,6 +212,7 @@ class StudyRun:
             rule=asked_rule(self.study.spec, self.plan.pick_rule),
             slo=self.slo,
             spare=self._time_for(1 + lacking(trials, chosen, repeats)),
+            last=not self._time_for(2),
         )
 
     def _repeats_left(self) -> int:
@@ -228,7 +229,8 @@ class StudyRun:
         if not self._trials():
             return 0
         # The pick may change until then, and the baseline may be the pick: room is kept for both.
-        return max(self._repeats_left(), 2 * self.plan.recipe.repeats)
+        asked = max(self._repeats_left(), 2 * self.plan.recipe.repeats)
+        return kept_again(self.plan.recipe.max_time_s, asked, launch_s(self._trials()))
 
     # --- one trial --------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,12 @@ from autotune.records import LevelRole, Outcome, Trial
 RECENT = 5
 """Launches that the next one is judged by: what a cold cache or an empty queue cost at first does not come again."""
 
+AGAIN_SHARE = 1 / 3
+"""Of a limit, the most that is kept for launching baseline and pick again: what was never tried cannot win."""
+
+FEWEST_AGAIN = 2
+"""Baseline and pick once more each: without it nobody knows what launches differ by, nor whether the pick holds."""
+
 
 def launch_s(trials: Sequence[Trial]) -> float | None:
     """How long the next launch will probably take: the median of the last measured ones; None while none was measured.
@@ -38,3 +44,16 @@ def fits(limit_s: float | None, spent_s: float, launches: int, each_s: float | N
     if limit_s is None:
         return True
     return spent_s < limit_s if each_s is None else spent_s + launches * each_s <= limit_s
+
+
+def kept_again(limit_s: float | None, asked: int, each_s: float | None) -> int:
+    """For how many launches again room is kept while configs are tried: those asked for, in a share of the limit.
+
+    Args:
+        limit_s: None for no limit.
+        asked: launches again that baseline and pick will need.
+        each_s: as of `fits`.
+    """
+    if limit_s is None or not each_s:
+        return asked
+    return min(asked, max(FEWEST_AGAIN, int(AGAIN_SHARE * limit_s / each_s)))

@@ -5,8 +5,8 @@
 3. The pick, until it was launched again as often as asked.
 4. The baseline, until it was as well: its last launch is the study's last.
 
-The last launch that a config but the baseline may have is on fresh seeds (`validation.py`). So whatever becomes the
-pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next, and at most
+The last launch that a config but the baseline may have, or has time for, is on fresh seeds (`validation.py`). So
+whatever becomes the pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next, and at most
 `CONFIGS_AGAIN` configs are launched again beside the baseline.
 """
 
@@ -50,6 +50,7 @@ def next_again(
     rule: PickRule = PickRule.KNEE,
     slo: Slo | None = None,
     spare: bool = True,
+    last: bool = False,
 ) -> Again | None:
     """The next launch; None when there are enough.
 
@@ -57,6 +58,7 @@ def next_again(
         pick: from these trials, by `rule` or under `slo`.
         repeats: most launches again of one config.
         spare: whether there is time for others than baseline and pick.
+        last: whether there is time for one launch only: the pick then has it on fresh seeds.
     """
     if repeats <= 0:
         return None
@@ -71,7 +73,7 @@ def next_again(
             return found
     chosen = _picked(trials, pick)
     if chosen is not None and chosen is not base and _may_launch(trials, chosen, repeats):
-        return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again")
+        return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again", last=last)
     if base is not None and _lacks(trials, base, repeats):
         return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
     return None
@@ -130,8 +132,8 @@ def _doubt(standing: Standing, found: Assessment) -> float:
     return doubt
 
 
-def _again(trials: Sequence[Trial], original: Trial, repeats: int, why: str) -> Again:
-    fresh = _launched(trials, original) == repeats - 1
+def _again(trials: Sequence[Trial], original: Trial, repeats: int, why: str, *, last: bool = False) -> Again:
+    fresh = last or _launched(trials, original) == repeats - 1
     return Again(original=original, fresh=fresh, why=f"{why}, on fresh seeds" if fresh else why)
 
 

@@ -19,7 +19,7 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.time_limit import fits, launch_s
+from autotune.time_limit import fits, kept_again, launch_s
 
 
 def ended(seconds: float, *, ramp_s: float = 0.0, outcome: Outcome = Outcome.MEASURED) -> Trial:
@@ -82,6 +82,24 @@ def test_after_a_first_trial_that_found_the_load_others_still_fit() -> None:
 def test_while_nothing_is_known_a_launch_may_begin_as_long_as_there_is_time() -> None:
     assert fits(100.0, 99.0, 3, None)
     assert not fits(100.0, 100.0, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "asked", "each_s", "kept"),
+    [
+        (None, 8, 140.0, 8),
+        (1080.0, 8, None, 8),
+        (1080.0, 8, 140.0, 2),
+        (7200.0, 8, 140.0, 8),
+        (7200.0, 40, 144.0, 16),
+        (1080.0, 1, 140.0, 1),
+        (1080.0, 0, 140.0, 0),
+    ],
+)
+def test_launches_again_leave_two_thirds_of_a_limit_to_configs(
+    limit_s: float | None, asked: int, each_s: float | None, kept: int
+) -> None:
+    assert kept_again(limit_s, asked, each_s) == kept
 
 
 def test_without_a_limit_everything_fits() -> None:

@@ -217,6 +217,15 @@ def test_where_time_is_short_only_baseline_and_pick_are_launched() -> None:
     assert "by what is known" in spare.why
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_pick_that_has_time_for_one_launch_has_it_on_fresh_seeds(last: bool) -> None:
+    trials = [measured(0, 1000.0, 1.0), measured(1, 2000.0, 0.2, config(1))]
+    trials.append(again(2, 0, (1000.0, 1.0)))
+    found = next_again(trials, pick(trials), 2, spare=False, last=last)
+    assert found is not None
+    assert (found.original.number, found.fresh) == (1, last)
+
+
 def test_a_baseline_that_is_the_pick_takes_no_other_configs_place() -> None:
     trials = [measured(0, 1000.0, 0.300), *(measured(number, 1001.0, 0.301) for number in (1, 2, 3))]
     trials += [again(4 + number, number, (1000.0, 0.301)) for number in (0, 1, 2)]

@@ -6,8 +6,8 @@
 4. The baseline, until it was as well: its last launch is the study's last.
 
 The last launch that a config but the baseline may have, or has time for, is on fresh seeds (`validation.py`). So
-whatever becomes the pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next, and at most
-`CONFIGS_AGAIN` configs are launched again beside the baseline.
+whatever becomes the pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next,
+and at most `CONFIGS_AGAIN` configs are launched again beside the baseline.
 """
 
 from __future__ import annotations

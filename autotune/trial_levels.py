@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autotune.engine.base import DriveResult, LaunchPlan, Server
@@ -36,13 +36,15 @@ from autotune.records import (
     Measurement,
     Objective,
     Phase,
+    PlannedRequest,
     Slo,
 )
+from autotune.trial_further import Drive, FurtherLoad, drive_further
 from autotune.trial_goodput import GoodputOrder, find_goodput, goodput_caveats, slo_failure
 
-_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP, _GOODPUT = 1, 2, 6, 100, 10_000_000
+_WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP, _GOODPUT, _FURTHER = 1, 2, 6, 100, 10_000_000, 20_000_000
 """What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP, the passes of a
-warm-up in tens from where it begins, the search for a goodput from _GOODPUT."""
+warm-up in tens from where it begins, the search for a goodput from _GOODPUT, a verification from _FURTHER."""
 
 _AGAIN = 1_000_000
 """Added to a trial's salt for a level that is driven again: the same load, in words that are new to the server."""
@@ -71,6 +73,7 @@ class TrialOrder:
         gpus: GPUs the config uses, at least 1; the levels are scaled by it.
         seed: the study's; with `number` it seeds the prompts' content.
         slo: what figures are held against; the goodput is searched under it.
+        further: what a verification drives beyond the two levels.
     """
 
     number: int
@@ -83,6 +86,7 @@ class TrialOrder:
     fixed_load: FixedLoad = FixedLoad()
     slo: Slo | None = None
     objective: Objective = Objective.THROUGHPUT
+    further: FurtherLoad | None = None
 
 
 class LevelTooSlow(Exception):
@@ -155,6 +159,18 @@ class TrialLevels:
         driven = {level.role: await self._drive(level) for level in levels}
         if order.objective is Objective.GOODPUT and order.slo is not None:
             await self._find_goodput(order.slo, driven)
+        if order.further is not None:
+            await drive_further(
+                order.further,
+                driven[LevelRole.TTFT],
+                self._server.facts.max_model_len,
+                drive=Drive(
+                    level=self._drive,
+                    attempt=lambda level: self._drive(level, must_carry=False),
+                    fixed=lambda level, requests: self._drive(level, must_carry=False, requests=requests),
+                ),
+                seed_of=lambda place: self._seed(_FURTHER + place),
+            )
 
     async def _find_goodput(self, slo: Slo, driven: Mapping[LevelRole, Measurement]) -> None:
         """Search the highest rate within the SLO, from what the two levels showed.
@@ -219,16 +235,19 @@ class TrialLevels:
             raise LevelFailed(Failure(kind=FailureClass.CRASH, line="the ramp measured no throughput"))
         return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
 
-    async def _drive(self, level: LoadLevel, *, must_carry: bool = True) -> Measurement:
+    async def _drive(
+        self, level: LoadLevel, *, must_carry: bool = True, requests: Sequence[PlannedRequest] | None = None
+    ) -> Measurement:
         """Drive a level, keep its records and its figures.
 
         Args:
             must_carry: a level that the server does not carry ends the trial.
+            requests: other ones than the workload's.
         """
-        driven, measurement = await self._run(level)
+        driven, measurement = await self._run(level, requests=requests)
         if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
             # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.
-            driven, measurement = await self._run(level, salt=_AGAIN)
+            driven, measurement = await self._run(level, salt=_AGAIN, requests=requests)
         path = level_path(self._order.launch.directory, level)
         await asyncio.to_thread(
             write_records,
@@ -246,10 +265,13 @@ class TrialLevels:
             raise _level_failure(measurement)
         return measurement
 
-    async def _run(self, level: LoadLevel, *, salt: int = 0) -> tuple[DriveResult, Measurement]:
+    async def _run(
+        self, level: LoadLevel, *, salt: int = 0, requests: Sequence[PlannedRequest] | None = None
+    ) -> tuple[DriveResult, Measurement]:
         order = self._order
         self._told(level)
-        requests = plan_requests(order.workload, level, trial_salt=order.number + salt)
+        if requests is None:
+            requests = plan_requests(order.workload, level, trial_salt=order.number + salt)
         driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s)
         measurement = await asyncio.to_thread(
             summarise,

@@ -19,6 +19,7 @@ from autotune.records import (
     LoadLevel,
     PlannedRequest,
     RequestRecord,
+    ServerDelta,
     ServerFacts,
 )
 
@@ -42,6 +43,8 @@ class Script:
         compiles: kernels compiled during each level, in the order driven; such a level's tokens take twice as long.
         stalls_s: how long everything stands still in the middle of each level, in the order driven.
         late_s: every request leaves so much after it was due, for want of the client's CPU.
+        max_model_len: that the server tells; None where it does not.
+        preemptions: of each level, by its counters; None where it has none.
     """
 
     launch_failure: Failure | None = None
@@ -58,6 +61,8 @@ class Script:
     compiles: tuple[int, ...] = ()
     stalls_s: tuple[float, ...] = ()
     late_s: float = 0.0
+    max_model_len: int | None = None
+    preemptions: int | None = None
 
 
 @dataclass
@@ -92,7 +97,8 @@ class FakeEngine:
         if script.launch_failure is not None:
             raise LaunchFailed(script.launch_failure, argv=FAKE_ARGV)
         on_milestone(Milestone(name="server ready", at_s=script.start_s))
-        return FakeServer(engine=self, script=script, facts=ServerFacts(vllm_version=self.version, simulated=True))
+        facts = ServerFacts(vllm_version=self.version, max_model_len=script.max_model_len, simulated=True)
+        return FakeServer(engine=self, script=script, facts=facts)
 
 
 @dataclass
@@ -140,7 +146,8 @@ class FakeServer:
         duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
         self.engine.now_s += duration
         use = LevelUse(jit_compiles=compiles) if self.script.compiles else None
-        return DriveResult(records=tuple(records), server=None, duration_s=duration, use=use)
+        told = None if self.script.preemptions is None else ServerDelta(preemptions=self.script.preemptions)
+        return DriveResult(records=tuple(records), server=told, duration_s=duration, use=use)
 
     def _error_of(self, level: LoadLevel, index: int) -> str | None:
         after = self.script.error_after

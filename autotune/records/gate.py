@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from autotune.records.config import ClockKind, Config, EngineKind
+from autotune.records.config import ClockKind, Config, EngineKind, FailureClass
 from autotune.records.figures import Caveat, Estimate
 from autotune.records.load import LoadLevel
 from autotune.records.quality import Quality
@@ -123,7 +123,7 @@ class GateLaunch:
         place: 1-based, in the order that they were made.
         directory: of its raw records and its server.log.
         argv: as launched, secrets taken out.
-        failure: why it came to nothing; None when it was measured to its end.
+        failure, failure_kind: why it came to nothing; None when it was measured to its end.
         startup_s, stop_s: None where it did not come that far.
         stopped_cleanly: the process group ended and GPU memory came back; None where it never started.
         longest_prompt_tokens, longest_answered: of the one request that fills max-model-len.
@@ -136,6 +136,7 @@ class GateLaunch:
     directory: str
     argv: tuple[str, ...] = ()
     failure: str | None = None
+    failure_kind: FailureClass | None = None
     startup_s: float | None = None
     stop_s: float | None = None
     stopped_cleanly: bool | None = None

@@ -1,0 +1,259 @@
+"""The gate for a trial of a stored study: make its engine again, keep others out, verify, close.
+
+The only thing of a study that a verification needs and the store does not hold is the server command's secrets and this
+machine; both are the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from autotune.engine.base import ServerIdentity
+from autotune.engine.command import choose_command, resolve_command
+from autotune.engine.flag_cache import HELP_DEADLINE_S
+from autotune.engine.reaping import reap
+from autotune.errors import Interrupted, NotPromotable, StorageError, UnknownName
+from autotune.load.arrival_windows import WindowRule
+from autotune.load.loops import new_loop
+from autotune.planning import StudyPlan, Surroundings
+from autotune.planning.stored import stored_plan
+from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Slo, Trial
+from autotune.search.again import seed_of
+from autotune.search.asked import asked_rule, asked_slo
+from autotune.search.noise import run_noise
+from autotune.search.objective import is_goodput, joined_figures
+from autotune.search.pareto import pick
+from autotune.search.stability import assess
+from autotune.session import make_engine
+from autotune.store.codec import decode
+from autotune.store.folder import LockHolder, StudyFolder
+from autotune.store.places import Places
+from autotune.store.repository import Store
+from autotune.verification import IDENTITY_FILE, LAUNCHES, GateObserver, GateOrder, gate_seed_of, verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateRequest:
+    """What an operator asks of the gate.
+
+    Attributes:
+        trial: the candidate.
+        against: what runs today; None for the study's baseline. Its figures may be left out: those of a trial of this
+            study with the same config are taken.
+        again: how many verifications of this pair there were before; each has other arrivals.
+        slo: instead of the study's own.
+        vllm_command: instead of the study's; one that took secrets on its command line has to be given again.
+    """
+
+    study: str
+    trial: int
+    against: GateSide | None = None
+    launches: int = LAUNCHES
+    windows: WindowRule = field(default_factory=WindowRule)
+    again: int = 0
+    slo: str | None = None
+    vllm_command: str | None = None
+
+
+def verify_trial(
+    request: GateRequest, store: Store, places: Places, here: Surroundings, observer: GateObserver
+) -> GateRecord:
+    """Verify a trial of a stored study on this node. Blocks for as long as the launches take; stores nothing.
+
+    Raises:
+        UnknownName: no such study or trial.
+        NotPromotable: the study has no load to drive, so nothing of it can be repeated.
+        InvalidOption: a number of launches that makes no pairs, or an SLO that cannot be read.
+        VllmCommandError: the server command cannot be run.
+        StudyBusy: a tuner runs the study.
+        Interrupted: Ctrl-C; the running server is stopped.
+    """
+    study = store.study(request.study)
+    trials = store.trials(request.study)
+    stored = stored_plan(study, trials)
+    load = store.get_load_plan(request.study)
+    if load is None:
+        raise NotPromotable(
+            f"study {request.study!r} never found its load, so nothing of it can be driven again",
+            hint=f"`autotune show {request.study} 0` tells why its baseline was not measured.",
+        )
+    recipe = replace(stored.plan.recipe, extra_args=tuple(str(word) for word in study.spec.get("extra_args", ())))
+    plan = replace(stored.plan, recipe=recipe, pick_rule=asked_rule(study.spec, None))
+    plan = _with_command(plan, study.spec.get("command", ()), request, here)
+    slo = asked_slo(study.spec, request.slo)
+    candidate = _side(plan, trials, _trial(trials, request), slo)
+    against = _against(plan, trials, request, slo)
+    folder = places.folder(request.study)
+    with folder.locked(LockHolder(pid=os.getpid(), started=psutil.Process().create_time())):
+        _reap_left_over(folder, observer)
+        seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
+        order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=stored.doubts, trials=trials)
+        return _run(plan, order, here, observer)
+
+
+def _order(
+    plan: StudyPlan,
+    load: LoadPlan,
+    candidate: GateSide,
+    against: GateSide,
+    request: GateRequest,
+    slo: Slo | None,
+    seed: int,
+    folder: StudyFolder,
+    *,
+    doubts: Sequence[str],
+    trials: Sequence[Trial],
+) -> GateOrder:
+    recipe = plan.recipe
+    most = max(candidate.gpus, against.gpus) if plan.node.gpus else 0
+    indices = plan.lease(most)
+    return GateOrder(
+        study=recipe.name,
+        study_seed=recipe.seed,
+        gate_seed=seed,
+        candidate=candidate,
+        against=against,
+        workload=plan.workload,
+        load=load,
+        noise=run_noise(trials),
+        directory=_fresh(folder, request.trial),
+        slo=slo,
+        gpu_indices=indices,
+        gpu_memory={gpu.index: gpu.memory_bytes for gpu in plan.node.gpus},
+        extra_args=recipe.extra_args,
+        launches=request.launches,
+        windows=request.windows,
+        start_deadline_s=recipe.start_deadline_s,
+        stall_deadline_s=recipe.stall_deadline_s,
+        level_deadline_s=recipe.level_deadline_s,
+        doubts=tuple(doubts),
+    )
+
+
+def _run(plan: StudyPlan, order: GateOrder, here: Surroundings, observer: GateObserver) -> GateRecord:
+    engine, clock, _ = make_engine(plan, here.probe)
+
+    async def until_signalled() -> GateRecord:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # inside a coroutine that a runner drives there is one
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, task.cancel)
+        return await verify(order, engine, clock=clock, utc=lambda: datetime.now(UTC), observer=observer)
+
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(until_signalled())
+    except asyncio.CancelledError:
+        raise Interrupted(
+            "the verification was stopped; nothing was promoted", hint="The same command begins it anew."
+        ) from None
+
+
+def _with_command(plan: StudyPlan, words: Sequence[object], request: GateRequest, here: Surroundings) -> StudyPlan:
+    """The plan with what only this machine can tell: the command of real servers, and what they accept."""
+    plan = replace(plan, cache_dir=here.cache_dir)
+    if plan.engine is EngineKind.SIMULATED:
+        return plan
+    text = shlex.join(str(word) for word in words)
+    chosen = choose_command(argument=request.vllm_command, environ=here.environ, study_file=text)
+    command = resolve_command(chosen, search_path=here.environ.get("PATH"))
+    version, accepted = here.ask(command, deadline_s=min(HELP_DEADLINE_S, plan.recipe.start_deadline_s))
+    return replace(plan, command=command, accepted=accepted, vllm_version=version or plan.vllm_version)
+
+
+def _trial(trials: Sequence[Trial], request: GateRequest) -> Trial:
+    found = next((trial for trial in trials if trial.number == request.trial), None)
+    if found is None:
+        raise UnknownName(
+            "trial", str(request.trial), [str(trial.number) for trial in trials], source=f"study {request.study}"
+        )
+    return found
+
+
+def _against(plan: StudyPlan, trials: Sequence[Trial], request: GateRequest, slo: Slo | None) -> GateSide:
+    """What the candidate is held against, with the study's figures of it where the study has them."""
+    if request.against is None:
+        base = next((trial for trial in trials if trial.number == 0), None)
+        if base is None:
+            raise NotPromotable(f"study {request.study!r} has no baseline yet", hint="Let it run its first trial.")
+        return replace(_side(plan, trials, base, slo), label="the baseline")
+    given = request.against
+    twin = next(
+        (
+            trial
+            for trial in trials
+            if trial.measured and trial.config.hash == given.config.hash and plan.model_of(trial.config) == given.model
+        ),
+        None,
+    )
+    if twin is None or given.tok_s_per_gpu is not None:
+        return given
+    found = _side(plan, trials, twin, slo)
+    return replace(given, tok_s_per_gpu=found.tok_s_per_gpu, ttft_p95_s=found.ttft_p95_s)
+
+
+def _side(plan: StudyPlan, trials: Sequence[Trial], trial: Trial, slo: Slo | None) -> GateSide:
+    """A trial with what the study expects of it: without the winner's luck, where that can be told."""
+    figures = joined_figures(trial, trials)
+    throughput, ttft = figures.output_tok_s_per_gpu, figures.ttft_p95_s
+    if not is_goodput(trials):
+        rule = asked_rule({}, plan.pick_rule)
+        found = assess(trials, pick(trials, rule=rule, slo=slo), rule=rule, slo=slo)
+        first = next((one for one in trials if one.measured and one.config.hash == trial.config.hash), None)
+        standing = found.standing(first.number) if first is not None else None
+        if standing is not None:
+            throughput, ttft = standing.tok_s_per_gpu, standing.ttft_p95_s
+    return GateSide(
+        label=f"trial {trial.number}",
+        config=trial.config,
+        model=plan.model_of(trial.config),
+        gpus=max(1, trial.gpus),
+        tok_s_per_gpu=throughput,
+        ttft_p95_s=ttft,
+    )
+
+
+def _seeds(trials: Sequence[Trial], study_seed: int) -> frozenset[int]:
+    """Seeds that prompts and arrivals of the study's trials had."""
+    validated = (seed_of(trials, trial, study_seed) for trial in trials if trial.origin is Origin.VALIDATION)
+    return frozenset({study_seed, *validated})
+
+
+def _fresh(folder: StudyFolder, trial: int) -> Path:
+    """A folder that no earlier verification has."""
+    count = 1
+    while (path := folder.path / f"gate-{trial:04d}-{count}").exists():
+        count += 1
+    return path
+
+
+def _reap_left_over(folder: StudyFolder, observer: GateObserver) -> None:
+    """Stop what a verification that was killed with its keeper left running.
+
+    Raises:
+        StorageError: it cannot be stopped; launching beside it would measure nonsense.
+    """
+    for file in sorted(folder.path.glob(f"gate-*/*/{IDENTITY_FILE}")):
+        with suppress(OSError, ValueError):
+            report = reap(decode(ServerIdentity, json.loads(file.read_text(encoding="utf-8"))))
+            if report.found:
+                pids = ", ".join(str(found.pid) for found in report.found)
+                observer.note(f"stopped what an ended verification left running (pid {pids})")
+            if report.remaining:
+                raise StorageError(
+                    f"a server that an ended verification left cannot be stopped (pid {report.remaining[0]})",
+                    hint="End it by hand (it may be stuck in the driver), then run the same command again.",
+                )
+            file.unlink(missing_ok=True)

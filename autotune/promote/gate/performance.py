@@ -1,0 +1,287 @@
+"""What the launches say of the candidate's figures: SLO, claims, gain, and the load beyond the study's. Pure.
+
+A *gain* has to be shown: without one there is no reason to touch production. It may be in throughput or in p95 TTFT,
+and the chance to see one that is not there is shared: 1 % for throughput, whose noise is small, 3 % for TTFT. That the
+noise is itself estimated brings it to nearly 5 % where half of it lies between launches (benchmarks/gate.py).
+A *claim* holds unless the launches show less: beyond a one-sided 99 % interval that has the claim's own uncertainty in
+it. A *limit* of the SLO holds when the upper end of the 95 % interval is within it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from autotune.promote.gate.evidence import OVERLOAD, Evidence
+from autotune.promote.gate.spread import Z95_P, Known, Launch, Shift, Spread, shift_of, spread_of
+from autotune.records import (
+    CriterionState,
+    Estimate,
+    GateCriterion,
+    GateFigure,
+    GateSideName,
+    Limit,
+    SloMetric,
+)
+from autotune.search.noise import mean_variance
+
+THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.01, 0.03
+WORSE_ALPHA = 0.01
+_Z95 = 1.959964
+
+_HELD, _BROKEN = CriterionState.HELD, CriterionState.BROKEN
+_UNDECIDED, _NONE = CriterionState.UNDECIDED, CriterionState.NOT_APPLICABLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One of the two figures, as far as the launches tell it.
+
+    Attributes:
+        sign: 1 where more is better, -1 where less is.
+        shift: None without launches of both sides that have the figure.
+    """
+
+    name: str
+    unit: str
+    sign: int
+    gain_alpha: float
+    launches: tuple[Launch, ...]
+    spread: Spread | None
+    shift: Shift | None
+
+    @classmethod
+    def of(cls, name: str, unit: str, sign: int, alpha: float, launches: tuple[Launch, ...], known: Known) -> Axis:
+        """From the launches that have the figure."""
+        spread = spread_of(launches, known) if launches else None
+        return cls(
+            name=name,
+            unit=unit,
+            sign=sign,
+            gain_alpha=alpha,
+            launches=launches,
+            spread=spread,
+            shift=shift_of(launches, spread) if spread is not None else None,
+        )
+
+    @property
+    def gained(self) -> bool:
+        """Whether a gain is shown."""
+        if self.shift is None:
+            return False
+        return self.shift.low(self.gain_alpha) > 0 if self.sign > 0 else self.shift.high(self.gain_alpha) < 0
+
+    def worse(self, shift: Shift, than: float = 0.0, extra: float = 0.0) -> bool:
+        """Whether a shift is shown to be worse than `than` (a logarithm)."""
+        if self.sign > 0:
+            return shift.high(WORSE_ALPHA, extra) < than
+        return shift.low(WORSE_ALPHA, extra) > than
+
+
+def throughput_axis(e: Evidence) -> Axis:
+    """Output tokens/s per GPU used."""
+    return Axis.of("output tokens/s per GPU", "tok/s", 1, THROUGHPUT_GAIN_ALPHA, e.throughput, e.known_throughput)
+
+
+def ttft_axis(e: Evidence) -> Axis:
+    """p95 TTFT at the study's rate."""
+    return Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.ttft, e.known_ttft)
+
+
+def gain(e: Evidence, axes: Sequence[Axis]) -> GateCriterion:
+    """Better than what runs today in at least one of both figures."""
+    asked = f"more throughput or a lower p95 TTFT than {e.against.label}, beyond the noise between launches"
+    if e.same_config:
+        return GateCriterion(
+            name="gain", asked=asked, state=_NONE, found=f"{e.against.label} is this config: there is nothing to gain"
+        )
+    known = [(axis, axis.shift) for axis in axes if axis.shift is not None]
+    figures = tuple(
+        GateFigure(
+            name=f"{axis.name}, {e.candidate.label} over {e.against.label}",
+            unit="ratio",
+            estimate=shift.ratio,
+            bound=1.0,
+        )
+        for axis, shift in known
+    )
+    said = "; ".join(
+        f"{axis.name} {_percent(shift.log)} ({_percent(shift.low(1 - Z95_P))} to {_percent(shift.high(1 - Z95_P))})"
+        for axis, shift in known
+    )
+    if any(axis.gained for axis in axes):
+        state = _HELD
+    elif any(axis.worse(shift) for axis, shift in known):
+        state = _BROKEN
+    else:
+        state = _UNDECIDED
+    return GateCriterion(
+        name="gain", asked=asked, state=state, found=said or "too few launches were measured", figures=figures
+    )
+
+
+def as_claimed(e: Evidence, axis: Axis, name: str) -> GateCriterion:
+    """Not worse than the study claims, beyond the interval; where it claims nothing, not worse than what runs today."""
+    figure = "tok_s_per_gpu" if axis.sign > 0 else "ttft_p95_s"
+    ours: Estimate | None = getattr(e.candidate, figure)
+    theirs: Estimate | None = getattr(e.against, figure)
+    if ours is not None and theirs is None:
+        return _absolute(axis, name, ours)
+    claim, extra = 0.0, 0.0
+    asked = f"{axis.name} not worse than that of {e.against.label}"
+    if ours is not None and theirs is not None and not e.same_config:
+        claim = math.log(ours.value) - math.log(theirs.value)
+        extra = _variance(ours) + _variance(theirs)
+        asked = f"{axis.name} not worse than claimed: {_percent(claim)} against {e.against.label}"
+    if axis.shift is None:
+        return GateCriterion(name=name, asked=asked, state=_UNDECIDED, found="too few launches were measured")
+    shift = axis.shift
+    shown = math.expm1(shift.spread.half_width(shift.share, WORSE_ALPHA, extra))
+    return GateCriterion(
+        name=name,
+        asked=asked,
+        state=_BROKEN if axis.worse(shift, claim, extra) else _HELD,
+        found=f"{_percent(shift.log)}; by {shown:.1%} worse than that would have shown",
+        figures=(
+            GateFigure(
+                name=f"{axis.name}, {e.candidate.label} over {e.against.label}",
+                unit="ratio",
+                estimate=shift.ratio,
+                bound=math.exp(claim),
+            ),
+        ),
+    )
+
+
+def _absolute(axis: Axis, name: str, claim: Estimate) -> GateCriterion:
+    """Against the figure itself, where what runs today was not measured in the study."""
+    asked = f"{axis.name} not worse than the {claim.value:,.4g} {axis.unit} of the study"
+    own = [one for one in axis.launches if one.side is GateSideName.CANDIDATE]
+    if not own or axis.spread is None:
+        return GateCriterion(name=name, asked=asked, state=_UNDECIDED, found="no launch has this figure")
+    mean = Shift(log=fmean(one.mean for one in own), share=1 / len(own), spread=axis.spread)
+    extra = _variance(claim) + _arrivals(axis)
+    return GateCriterion(
+        name=name,
+        asked=asked,
+        state=_BROKEN if axis.worse(mean, math.log(claim.value), extra) else _HELD,
+        found=f"{math.exp(mean.log):,.4g} {axis.unit}; by "
+        f"{math.expm1(mean.spread.half_width(mean.share, WORSE_ALPHA, extra)):.1%} worse than that would have shown",
+        figures=(GateFigure(name=axis.name, unit=axis.unit, estimate=mean.ratio, bound=claim.value),),
+    )
+
+
+def slo(e: Evidence, ttft: Axis) -> GateCriterion:
+    """The upper end of each limited figure's interval is within its limit, at the study's rate."""
+    if e.slo is None:
+        return GateCriterion(name="slo", asked="no SLO was asked for", state=_NONE, found="nothing to hold")
+    figures, states = [], []
+    for place, limit in enumerate(e.slo.limits):
+        figure = _limited(e, ttft, place, limit)
+        states.append(_limit_state(limit, figure))
+        if figure is not None:
+            unit = "s" if limit.metric.is_time else "share"
+            figures.append(GateFigure(name=str(limit.metric), unit=unit, estimate=figure, bound=limit.bound))
+    state = _BROKEN if _BROKEN in states else _HELD if all(one is _HELD for one in states) else _UNDECIDED
+    return GateCriterion(
+        name="slo",
+        asked=f"the upper end of the interval within {e.slo}",
+        state=state,
+        found=", ".join(map(_spelled, figures)) or "no launch has the figures that are limited",
+        figures=tuple(figures),
+    )
+
+
+def overload(e: Evidence, claimed_ttft: float) -> GateCriterion:
+    """Carries more than the study's rate, and waits there no longer than what runs today by more than was claimed.
+
+    Args:
+        claimed_ttft: logarithm of the TTFT that is claimed over that of what runs today.
+    """
+    asked = f"at {e.rate_factor - 1:+.0%} rate every request is answered, and p95 TTFT is not worse than today's"
+    levels = [launch.level(OVERLOAD) for launch in e.of(GateSideName.CANDIDATE)]
+    driven = [level for level in levels if level is not None]
+    failed = sum(level.failed for level in driven)
+    axis = Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.overload, e.known_ttft)
+    if not driven or (axis.shift is None and not failed):
+        return GateCriterion(name="overload", asked=asked, state=_UNDECIDED, found="too few launches were measured")
+    worse = axis.shift is not None and axis.worse(axis.shift, max(0.0, claimed_ttft))
+    said = f"{failed} requests failed" if failed else "all requests answered"
+    if axis.shift is not None:
+        said += f", p95 TTFT {_percent(axis.shift.log)} against {e.against.label}"
+    return GateCriterion(
+        name="overload",
+        asked=asked,
+        state=_BROKEN if failed or worse else _HELD,
+        found=said,
+        figures=(
+            ()
+            if axis.shift is None
+            else (
+                GateFigure(
+                    name=f"p95 TTFT at {e.rate_factor - 1:+.0%} rate, {e.candidate.label} over {e.against.label}",
+                    unit="ratio",
+                    estimate=axis.shift.ratio,
+                    bound=max(1.0, math.exp(claimed_ttft)),
+                ),
+            )
+        ),
+    )
+
+
+def claimed_ttft(e: Evidence) -> float:
+    """Logarithm of the candidate's claimed p95 TTFT over that of what runs today; 0 where nothing is claimed."""
+    ours, theirs = e.candidate.ttft_p95_s, e.against.ttft_p95_s
+    return 0.0 if ours is None or theirs is None else math.log(ours.value) - math.log(theirs.value)
+
+
+def _limited(e: Evidence, ttft: Axis, place: int, limit: Limit) -> Estimate | None:
+    """What the candidate's launches showed of a limited figure."""
+    own = [one for one in ttft.launches if one.side is GateSideName.CANDIDATE]
+    if limit.metric is SloMetric.TTFT_P95 and own and ttft.spread is not None:
+        mean = fmean(one.mean for one in own)
+        half = ttft.spread.half_width(1 / len(own), 1 - Z95_P, _arrivals(ttft))
+        return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+    launches = [one for one in e.of(GateSideName.CANDIDATE) if one.failure is None]
+    found = [one.within_slo[place] for one in launches if place < len(one.within_slo)]
+    told = [one for one in found if one is not None]
+    if not told or len(told) < len(launches):
+        return None
+    if not limit.metric.is_time:
+        return Estimate(value=max(one.value for one in told))
+    mean = fmean(math.log(one.value) for one in told)
+    half = _Z95 * math.sqrt(mean_variance(told, e.noise.ttft_sd))
+    return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
+
+
+def _limit_state(limit: Limit, figure: Estimate | None) -> CriterionState:
+    if figure is None:
+        return _UNDECIDED
+    if limit.is_surely_met(figure):
+        return _HELD
+    return _BROKEN if (figure.value if figure.low is None else figure.low) > limit.bound else _UNDECIDED
+
+
+def _arrivals(axis: Axis) -> float:
+    """Variance of the mean that comes from which arrivals there were: it cancels only between launches."""
+    if axis.spread is None or axis.spread.window_sd is None:
+        return 0.0
+    return axis.spread.window_sd**2 / len(axis.launches[0].windows)
+
+
+def _variance(claim: Estimate) -> float:
+    if claim.low is None or claim.high is None or claim.low <= 0:
+        return 0.0
+    return ((math.log(claim.high) - math.log(claim.low)) / (2 * _Z95)) ** 2
+
+
+def _percent(log: float) -> str:
+    return f"{math.expm1(log):+.1%}"
+
+
+def _spelled(figure: GateFigure) -> str:
+    one = figure.estimate
+    between = "" if one.low is None or one.high is None else f" ({one.low:.4g} to {one.high:.4g})"
+    return f"{figure.name} {one.value:.4g} {figure.unit}{between}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.engine.flags import from_argv
 from autotune.errors import AutotuneError, StorageError, UnknownName
 from autotune.records import LoadPlan, ModelShape, Node, PickRule, Trial
-from autotune.report.view import Background, StudyView
+from autotune.report.view import Background, Running, StudyView
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.store.codec import decode
@@ -114,7 +114,59 @@ def view_of(
         slo=limit,
         directory=str(places.folder(study.name).path),
         background=background_of(study),
+        running=running_of(store, study, trials),
     )
+
+
+QUESTION = ("model", "workload", "node", "vllm_version", "load", "fixed flags", "objective")
+"""Keys of a study's identity that figures depend on besides the config."""
+
+
+def running_of(store: Store, study: StudyRecord, trials: Sequence[Trial]) -> Running | None:
+    """The promotion that a study's front is held against: of this study, else of its model, the latest first.
+
+    Raises:
+        StorageError: the history cannot be read.
+    """
+    from autotune.cli.history import history_of
+    from autotune.promote.history import current_of
+
+    model = study.identity["model"]
+    names = {model, str(Path(model).expanduser().absolute())}
+    found = [e for e in current_of(history_of(store)) if e.promotion.study == study.name or e.promotion.model in names]
+    if not found:
+        return None
+    found.sort(key=lambda entry: (entry.promotion.study == study.name, entry.promotion.created_at), reverse=True)
+    chosen = found[0].promotion
+    launches = tuple(t for t in trials if t.measured and t.config.hash == chosen.config_hash)
+    differing: tuple[tuple[str, str, str], ...] = ()
+    if not launches and chosen.study != study.name:
+        differing = _differing(store, store.study(chosen.study), study)
+        if not differing:
+            own = store.trials(chosen.study)
+            launches = tuple(t for t in own if t.measured and t.config.hash == chosen.config_hash)
+    return Running(
+        label=found[0].label,
+        study=chosen.study,
+        trial=chosen.trial,
+        config_hash=chosen.config_hash,
+        launches=launches,
+        differing=differing,
+        others=tuple(entry.label for entry in found[1:]),
+    )
+
+
+def _differing(store: Store, there: StudyRecord, here: StudyRecord) -> tuple[tuple[str, str, str], ...]:
+    """What two studies do not share of what figures depend on, their load among it."""
+    pairs = [(key, there.identity.get(key, "-"), here.identity.get(key, "-")) for key in QUESTION]
+    pairs.append(("load plan", _load(store.get_load_plan(there.name)), _load(store.get_load_plan(here.name))))
+    return tuple((key, one, other) for key, one, other in pairs if one != other)
+
+
+def _load(plan: LoadPlan | None) -> str:
+    if plan is None:
+        return "-"
+    return f"{plan.concurrency_per_gpu} in flight and {plan.rate_rps_per_gpu:.3g}/s per GPU"
 
 
 def with_explanation(view: StudyView, plan: StudyPlan, load: LoadPlan | None) -> StudyView:

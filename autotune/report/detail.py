@@ -22,6 +22,7 @@ from autotune.records import (
 )
 from autotune.report.certainty import chance, ties
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
+from autotune.report.running import detail_line
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
 from autotune.report.view import StudyView
@@ -111,6 +112,9 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     ]
     if roles:
         add(table, "place", ", ".join(roles))
+    today = detail_line(view, trial)
+    if today:
+        add(table, f"against today{mark}", today)
     add(table, "config", f"{trial.config.hash}, proposed by {trial.origin}, attempts: {trial.attempts}")
     add(table, "why", Text(printable(f"{launch_reason(trial)}: {plain_why(trial)}")))
     add(table, "settings", Text("\n".join(settings(trial.config)) or "vLLM's defaults"))

@@ -18,6 +18,7 @@ from autotune.records import (
     Trial,
 )
 from autotune.report.certainty import certainty_document, pick_document, standing_document
+from autotune.report.running import gain_document, running_document
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
@@ -55,6 +56,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
         "workload": view.workload,
         "node": view.node,
         "slo": str(view.slo) if view.slo else None,
+        "running": running_document(view),
         "directory": view.directory,
     }
 
@@ -97,6 +99,7 @@ def show_document(
         "study": view.name,
         "engine": view.engine,
         **trial_document(view, trial),
+        **gain_document(view, trial),
         "serve": serve_line,
         "argv": list(trial.argv),
         "log": log_path,
@@ -170,6 +173,7 @@ def _config(view: StudyView, trial: Trial, found: Assessment) -> dict[str, Any]:
     return {
         **trial_document(view, trial),
         **_figures(means),
+        **gain_document(view, trial),
         "runs": means.runs,
         **standing_document(found, trial.number),
     }

@@ -13,6 +13,7 @@ from autotune.records import Caveat, Origin, Outcome, Trial
 from autotune.report.certainty import certainty_lines, marks, pick_doubt
 from autotune.report.explained import brief_lines
 from autotune.report.grid import add, column, grid, print_to, titled
+from autotune.report.running import COLUMN, gain_cell, marks_running, running_lines
 from autotune.report.view import StudyRow, StudyView
 from autotune.report.wording import (
     MISSING,
@@ -52,6 +53,7 @@ def as_text(renderable: RenderableType, *, width: int = 120) -> str:
 def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
+    parts += [Text("\n".join(running_lines(view)) + "\n")] if view.running else []
     parts += limit_lines(view)
     if view.explanation is not None:
         parts += brief_lines(view.explanation, view.name)
@@ -83,9 +85,10 @@ def front_table(view: StudyView) -> RenderableType:
     found = view.assessment()
     common = _common(view, shown)
     goodput = is_goodput(shown)
+    gains = any(view.gain_over_running(trial) for trial in shown)
     table = _table(
         *("trial", "GPUs", *(["runs"] if repeated else []), *([GOODPUT] if goodput else []), "tok/s per GPU"),
-        *(*(["tok/s"] if total else []), "TTFT p95", "", "settings"),
+        *(*(["tok/s"] if total else []), "TTFT p95", *([COLUMN] if gains else []), "", "settings"),
     )
     for trial in shown:
         means = view.joined(trial)
@@ -94,7 +97,8 @@ def front_table(view: StudyView) -> RenderableType:
             *(str(trial.number), str(trial.gpus), *([str(means.runs)] if repeated else [])),
             *([brief_requests(means.goodput_rps_per_gpu)] if goodput else []),
             *(brief_rate(means.output_tok_s_per_gpu), *([brief_rate(means.output_tok_s)] if total else [])),
-            *(brief_latency(means.ttft_p95_s), _role(view, trial, marks(found, trial.number))),
+            *(brief_latency(means.ttft_p95_s), *([gain_cell(view, trial)] if gains else [])),
+            _role(view, trial, marks(found, trial.number)),
             _settings(view, trial, frozenset(common)),
             style="bold" if view.pick and view.pick.number == trial.number else None,
         )
@@ -270,6 +274,7 @@ def _role(view: StudyView, trial: Trial, beside: Sequence[str] = ()) -> Text:
     elif trial.repeat_of is not None:
         fresh = " on fresh seeds" if trial.origin is Origin.VALIDATION else ""
         words.append(f"repeat of {trial.repeat_of}{fresh}")
+    words += marks_running(view, trial)
     return Text(", ".join([*words, *beside]), style="green" if "pick" in words else "")
 
 

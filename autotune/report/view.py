@@ -10,6 +10,7 @@ from autotune.bottleneck import Setting, Verdict, verdicts
 from autotune.records import Config, ModelShape, Node, Outcome, Pick, PickRule, Slo, Trial
 from autotune.search.explain import Explanation
 from autotune.search.lessons import case_of
+from autotune.search.noise import Difference, difference, run_noise
 from autotune.search.objective import Figures, joined_figures
 from autotune.search.stability import Assessment, assess
 
@@ -45,6 +46,39 @@ class Background:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """The promotion that runs today and that a study's front is held against.
+
+    Attributes:
+        label: e.g. `prod-chat@3`.
+        launches: measured launches of its config, in this study where there are any, else in its own; none where its
+            own study asked another question.
+        differing: (key, there, here) of what the two studies do not share; empty where the launches compare.
+        others: labels of further promotions of the model.
+    """
+
+    label: str
+    study: str
+    trial: int
+    config_hash: str
+    launches: tuple[Trial, ...] = ()
+    differing: tuple[tuple[str, str, str], ...] = ()
+    others: tuple[str, ...] = ()
+
+    def is_of(self, trial: Trial) -> bool:
+        """Whether a trial of the study that is shown has the config that runs."""
+        return trial.config.hash == self.config_hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Ratios of one config to another, with 95 % intervals: throughput (or goodput) per GPU, and p95 TTFT."""
+
+    throughput: Difference
+    ttft: Difference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StudyView:
     """One study with its front.
 
@@ -56,6 +90,7 @@ class StudyView:
         slo: the limit that the pick had to meet, if one was given.
         directory: where the raw files lie.
         explanation: what the study has learnt, where its short version is to be shown.
+        running: what runs today of this model; None where nothing was promoted.
     """
 
     name: str
@@ -72,6 +107,7 @@ class StudyView:
     directory: str | None = None
     background: Background | None = None
     explanation: Explanation | None = None
+    running: Running | None = None
 
     def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:
         """What held a measured trial back, strongest first; empty where it cannot be told."""
@@ -97,6 +133,19 @@ class StudyView:
         """The figures of front, pick and baseline: means over all launches of the trial's config."""
         return joined_figures(trial, self.trials)
 
+    def gain_over_running(self, trial: Trial) -> Gain | None:
+        """A config against what runs today, over all launches of both; None where they do not compare."""
+        running = self.running
+        if running is None or running.differing or running.is_of(trial):
+            return None
+        own = [one for one in self.trials if one.measured and one.config.hash == trial.config.hash]
+        pairs = [[one.objectives for one in side] for side in (running.launches, own)]
+        today, then = [[pair for pair in side if pair is not None] for side in pairs]
+        noise = run_noise((*self.trials, *(one for one in running.launches if one not in self.trials)))
+        throughput = difference([pair[0] for pair in today], [pair[0] for pair in then], noise.throughput_sd)
+        ttft = difference([pair[1] for pair in today], [pair[1] for pair in then], noise.ttft_sd)
+        return None if throughput is None or ttft is None else Gain(throughput=throughput, ttft=ttft)
+
     def assessment(self) -> Assessment:
         """How sure front and pick are; worked out anew at each call (tens of milliseconds)."""
         return assess(self.trials, self.pick, rule=self.pick.rule if self.pick else PickRule.KNEE, slo=self.slo)
@@ -110,10 +159,14 @@ class StudyView:
 
     @property
     def compared_trials(self) -> tuple[Trial, ...]:
-        """The front, lowest p95 TTFT first, then the baseline where it was measured and is not on it."""
-        base = self.baseline_trial
-        below = base is not None and base.measured and base.number not in self.front
-        return (*self.front_trials, base) if base is not None and below else self.front_trials
+        """The front, lowest p95 TTFT first, then the baseline and what runs today, measured ones that are not on it."""
+        shown = list(self.front_trials)
+        today = next((t for t in self.trials if self.running and self.running.is_of(t) and t.measured), None)
+        for trial in (self.baseline_trial, today):
+            hashes = {one.config.hash for one in shown}
+            if trial is not None and trial.measured and trial.config.hash not in hashes:
+                shown.append(trial)
+        return tuple(shown)
 
     @property
     def baseline_trial(self) -> Trial | None:

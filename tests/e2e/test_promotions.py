@@ -54,6 +54,17 @@ def test_the_history_of_a_deployment(studied: Path) -> None:
     assert "runs today" in table
     assert "to begin with" in table
 
+    front = document(studied, "pareto", "s")
+    assert front["running"] == {
+        **{"promotion": "prod-chat@2", "study": "s", "trial": 1, "others": [], "differing": []},
+        "config_hash": front["trials"][1]["config_hash"],
+    }
+    shown = document(studied, "show", "s", "0")
+    low, high = shown["against_running"]["throughput_interval"]
+    assert low < shown["against_running"]["throughput_ratio"] < high
+    assert document(studied, "show", "s", "1")["runs_today"] is True
+    assert "runs today (prod-chat@2)" in good(studied, "pareto", "s").out
+
     changed = document(studied, "diff", "prod-chat@1", "prod-chat@2")
     flags = {flag["name"]: (flag["a"], flag["b"]) for flag in changed["flags"]}
     assert flags

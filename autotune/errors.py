@@ -64,6 +64,7 @@ class ExitCode(IntEnum):
     SCHEMA_MISMATCH = 29
     SERVER_UNUSABLE = 30
     NODE_UNFIT = 31
+    NODE_BUSY = 32
     UNKNOWN_PROMOTION = 34
     INTERRUPTED = 130
 
@@ -219,6 +220,12 @@ class StudyBusy(AutotuneError):
     """Another tuner process is running this study."""
 
     exit_code = ExitCode.STUDY_BUSY
+
+
+class NodeBusy(AutotuneError):
+    """GPUs of the study are leased by another tuner, or a stranger computes on them, for longer than it waits."""
+
+    exit_code = ExitCode.NODE_BUSY
 
 
 class NotPromotable(AutotuneError):

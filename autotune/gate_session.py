@@ -12,7 +12,7 @@ import os
 import shlex
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from autotune.search.noise import run_noise
 from autotune.search.objective import is_goodput, joined_figures
 from autotune.search.pareto import pick
 from autotune.search.stability import assess
-from autotune.session import make_engine
+from autotune.session import hold_of, make_engine
 from autotune.store.codec import decode
 from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.places import Places
@@ -77,6 +77,7 @@ def verify_trial(
         InvalidOption: a number of launches that makes no pairs, or an SLO that cannot be read.
         VllmCommandError: the server command cannot be run.
         StudyBusy: a tuner runs the study.
+        NodeBusy: another tuner uses the GPUs, for longer than the study was to wait.
         Interrupted: Ctrl-C; the running server is stopped.
     """
     study = store.study(request.study)
@@ -142,7 +143,8 @@ def _order(
 
 
 def _run(plan: StudyPlan, order: GateOrder, here: Surroundings, observer: GateObserver) -> GateRecord:
-    engine, clock, _ = make_engine(plan, here.probe)
+    hold, guard = hold_of(plan, here.probe, observer.note)
+    engine, clock, _ = make_engine(plan, guard, hold)
 
     async def until_signalled() -> GateRecord:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -150,10 +152,11 @@ def _run(plan: StudyPlan, order: GateOrder, here: Surroundings, observer: GateOb
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, task.cancel)
+        await hold.take()
         return await verify(order, engine, clock=clock, utc=lambda: datetime.now(UTC), observer=observer)
 
     try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
+        with closing(hold), asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(until_signalled())
     except asyncio.CancelledError:
         raise Interrupted(

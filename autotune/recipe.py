@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.records import Config, Objective
@@ -90,6 +91,7 @@ class Recipe:
         stall_deadline_s: a start without a new milestone for this long counts as hung.
         level_deadline_s: one load level may take this long.
         attempts: launches of one trial when the environment is at fault.
+        gpu_busy_s: how long GPUs that somebody else uses are waited for; 0 stops the study at once, inf never does.
         starting_points: configs tried right after the baseline, before the sampler's own.
     """
 
@@ -118,6 +120,7 @@ class Recipe:
     stall_deadline_s: float = 600.0
     level_deadline_s: float = 600.0
     attempts: int = 2
+    gpu_busy_s: float = math.inf
     starting_points: tuple[Config, ...] = ()
 
 
@@ -145,6 +148,15 @@ class _NumbersFile(BaseModel):
 
 
 MOST_TIME_S = 90 * 86400.0
+
+
+def _check_busy(text: str) -> str:
+    try:
+        parse_busy(text, "gpu_busy")
+    except InvalidOption as error:
+        raise ValueError(error.allowed) from None
+    return text
+
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
 
@@ -179,6 +191,9 @@ class _StudyFile(BaseModel):
     stall_deadline_s: Seconds | None = None
     level_deadline_s: Seconds | None = None
     attempts: Annotated[int, Field(ge=1, le=20)] | None = None
+    gpu_busy: Annotated[str, Field(pattern=r"^(wait|stop|[0-9.dhms]{2,40})$"), AfterValidator(_check_busy)] | None = (
+        None
+    )
     starting_points: list[dict[str, bool | int | float | str | None]] | None = None
 
 
@@ -215,7 +230,8 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
     values: dict[str, Any] = {
         key: getattr(parsed, key)
         for key in _StudyFile.model_fields
-        if key not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points"}
+        if key
+        not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "gpu_busy", "starting_points"}
         and getattr(parsed, key) is not None
     }
     if parsed.load is not None:
@@ -226,6 +242,8 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
         values["checkpoints"] = tuple(parsed.checkpoints)
     if parsed.gpus is not None:
         values["gpus"] = tuple(parsed.gpus)
+    if parsed.gpu_busy is not None:
+        values["gpu_busy_s"] = parse_busy(parsed.gpu_busy, "gpu_busy")
     if parsed.extra_args is not None:
         values["extra_args"] = tuple(parsed.extra_args)
     if parsed.starting_points is not None:
@@ -320,6 +338,21 @@ def parse_time(text: str, option: str) -> float:
     if not 0 < seconds <= MOST_TIME_S:
         raise InvalidOption(option, text, "a duration such as 90s, 18m, 1h30m or 2d, at most 90d")
     return seconds
+
+
+def parse_busy(text: str, option: str) -> float:
+    """`wait`, `stop` or a duration, as seconds that GPUs in use are waited for.
+
+    Raises:
+        InvalidOption: none of them.
+    """
+    known = {"wait": math.inf, "stop": 0.0}
+    if text.strip() in known:
+        return known[text.strip()]
+    try:
+        return parse_time(text, option)
+    except InvalidOption:
+        raise InvalidOption(option, text, "wait, stop, or how long to wait, such as 30m or 2h") from None
 
 
 def parse_load(text: str) -> LoadChoice:

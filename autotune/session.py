@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from autotune.engine.base import Engine
 from autotune.engine.command import CommandKind, shown_argv
 from autotune.engine.compile_cache import CompileCaches
 from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.holding import NodeHold, Patience
+from autotune.engine.ports import Ports
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings
 from autotune.engine.reaping import reap
@@ -24,6 +27,7 @@ from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.load.loops import new_loop
 from autotune.load.tokenizing import find_tokenizer
+from autotune.node.leases import NodeLeases, lease_folder, this_process
 from autotune.node.probe import GpuProbe
 from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
@@ -58,6 +62,7 @@ def run_study(
     Raises:
         StudyMismatch: the study of this name asked a different question.
         StudyBusy: another tuner runs it.
+        NodeBusy: somebody else uses its GPUs, for longer than it waits.
         StudyFatal, StorageError, VllmCommandError: it cannot go on; everything so far is kept.
         Interrupted: SIGINT, SIGTERM or SIGHUP; the running server is stopped and the attempt stored as interrupted.
     """
@@ -69,7 +74,8 @@ def run_study(
             study = _aim(store, study, target)
             reap_left_over(store, study.name, observer)
             fetch_all_weights(plan, observer)
-            engine, clock, sleep = make_engine(plan, probe)
+            hold, guard = hold_of(plan, probe, observer.note)
+            engine, clock, sleep = make_engine(plan, guard, hold)
             run = StudyRun(
                 plan=plan,
                 study=study,
@@ -88,9 +94,11 @@ def run_study(
                 clock=clock,
                 sleep=sleep,
                 calibration=NodeCalibration.of(plan, platform.node()),
+                hold=hold,
             )
             store.set_study_state(study.name, StudyState.RUNNING)
-            _execute(run, store)
+            with closing(hold):
+                _execute(run, store)
 
 
 def _execute(run: StudyRun, store: Store) -> None:
@@ -204,8 +212,22 @@ def fetch_all_weights(plan: StudyPlan, observer: StudyObserver) -> None:
         ) from None
 
 
+def hold_of(plan: StudyPlan, probe: GpuProbe | None, tell: Callable[[str], None]) -> tuple[NodeHold, GpuGuard]:
+    """The study's hold on its GPUs, and who watches their memory; both do nothing for a study without real GPUs."""
+    real = () if plan.engine is EngineKind.SIMULATED else plan.node.gpus
+    guard = GpuGuard(probe if real else None, on_baseline=lambda index, used_bytes: hold.seen_free(index, used_bytes))
+    limit_s = min(plan.recipe.gpu_busy_s, plan.recipe.max_time_s or math.inf)
+    hold = NodeHold(real, node_leases(plan), guard, tell=tell, patience=Patience(limit_s=limit_s))
+    return hold, guard
+
+
+def node_leases(plan: StudyPlan) -> NodeLeases:
+    """What this tuner leases on this node for the study."""
+    return NodeLeases(lease_folder(os.environ), this_process(plan.recipe.name))
+
+
 def make_engine(
-    plan: StudyPlan, probe: GpuProbe | None
+    plan: StudyPlan, guard: GpuGuard, hold: NodeHold
 ) -> tuple[Engine, Callable[[], float], Callable[[float], Awaitable[None]]]:
     """The plan's engine, its clock, and how to wait on that clock."""
     if plan.engine is EngineKind.SIMULATED:
@@ -236,7 +258,7 @@ def make_engine(
         accepted=plan.accepted,
         caches=_compile_caches(plan),
     )
-    process = ProcessEngine(settings, guard=GpuGuard(probe if plan.node.gpus else None))
+    process = ProcessEngine(settings, guard=guard, hold=hold, ports=Ports(leases=node_leases(plan)))
     return process, process.now, asyncio.sleep
 
 

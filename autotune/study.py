@@ -15,6 +15,7 @@ from typing import Protocol
 
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
+from autotune.engine.holding import NodeHold
 from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
@@ -77,6 +78,7 @@ class StudyRun:
         clock: seconds on the engine's clock; durations only.
         sleep: waits between attempts; virtual engines pass one that returns at once.
         calibration: what is known of the node from earlier studies; None where nothing can be.
+        hold: on the study's GPUs; taken by `run`, released by whoever made it.
         ended: trials that ended in this run: an earlier one has learnt from the others.
         slo: what the pick must meet; the plan's, or where that leaves it open, the one the study was made with.
     """
@@ -92,6 +94,7 @@ class StudyRun:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     calibration: NodeCalibration | None = None
+    hold: NodeHold = field(default_factory=NodeHold)
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
     began_s: float = field(init=False)
@@ -108,7 +111,9 @@ class StudyRun:
 
         Raises:
             StudyFatal: no config can cure what happened; everything so far is kept.
+            NodeBusy: somebody else uses the GPUs, for longer than the study waits.
         """
+        await self.hold.take()
         self.projection.sync(self.study.name)
         if self.calibration is not None and self.calibration.told is not None:
             self.observer.note(self.calibration.told)
@@ -328,6 +333,7 @@ class StudyRun:
         )
         recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
         try:
+            await self.hold.prove_free(order.launch.gpu_indices)
             run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
         except (asyncio.CancelledError, AutotuneError):
             with contextlib.suppress(StorageError):  # where the store is what failed, the next run marks the attempt

@@ -37,6 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engine.base import DriveResult, Engine, LaunchPlan, Milestone, Server, ServerIdentity
+from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.holding import NodeHold
 from autotune.engine.ports import free_port
 from autotune.load.loops import new_loop
 from autotune.planning import Surroundings, make_plan
@@ -279,7 +281,7 @@ def run_trials(folder: Path, vllm_python: str | None, model: str | None, trials:
     with Store.open(str(folder / "autotune.db")) as store, Projection.open(store) as projection:
         study = store.create_or_resume_study(spec_of(plan))
         watch.free_since_s = time.monotonic()
-        engine, clock, sleep = make_engine(plan, None)
+        engine, clock, sleep = make_engine(plan, GpuGuard(None), NodeHold())
         run = StudyRun(
             plan=plan,
             study=study,

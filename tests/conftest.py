@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,10 @@ def pytest_configure() -> None:
     """Started in the background (`&`, nohup) the tests would hand an ignored Ctrl-C on to every program they start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Ports that tests lease concern nobody but tests; one folder for all workers, which share the machine.
+    os.environ.setdefault(
+        "AUTOTUNE_LEASE_DIR", str(Path(tempfile.gettempdir()) / f"autotune-test-leases-{os.getuid()}")
+    )
 
 
 # In a worker coverage would be started three times, and `no_cover` end one of them only: by itself, as in any

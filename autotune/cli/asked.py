@@ -80,6 +80,13 @@ Sampler = Annotated[
     ),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Of prompts, arrivals and proposals.")]
+GpuBusy = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-busy",
+        help="What to do while somebody else uses the GPUs: wait (default), stop, or wait so long, e.g. 30m.",
+    ),
+]
 ObjectiveName = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +105,7 @@ def arguments(
     objective: str | None,
     checkpoints: str | None,
     max_time: str | None,
+    gpu_busy: str | None = None,
     server_args: list[str] | None,
     **others: Any,
 ) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def arguments(
     Raises:
         InvalidOption: one that cannot be read.
     """
-    from autotune.recipe import parse_gpus, parse_load, parse_names, parse_time
+    from autotune.recipe import parse_busy, parse_gpus, parse_load, parse_names, parse_time
 
     return {
         **others,
@@ -116,6 +124,7 @@ def arguments(
         "objective": _objective(objective),
         "checkpoints": None if checkpoints is None else parse_names(checkpoints, "--checkpoints"),
         "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
+        "gpu_busy_s": None if gpu_busy is None else parse_busy(gpu_busy, "--gpu-busy"),
         "extra_args": tuple(server_args) if server_args else None,
     }
 

@@ -151,8 +151,9 @@ def _serve(looked: Looked, here: Here, model: str, extra: tuple[str, ...], start
     """The small server, where the command starts at all and the GPUs can be used."""
     from autotune.doctor import Problem
     from autotune.doctor.findings import Served
-    from autotune.doctor.serving import engine_for, plan_small, serve_small
-    from autotune.errors import VllmCommandError
+    from autotune.doctor.serving import engine_for, hold_for, plan_small, serve_small
+    from autotune.errors import NodeBusy, VllmCommandError
+    from autotune.node.leases import NodeLeases, lease_folder, this_process
 
     findings = looked.findings
     if looked.command is None or looked.installed is None:
@@ -164,15 +165,20 @@ def _serve(looked: Looked, here: Here, model: str, extra: tuple[str, ...], start
         return small
     probe = here.probe if findings.node is not None else None
     directory = Path(tempfile.mkdtemp(prefix="autotune-doctor-"))
+    gpus = [gpu for gpu in findings.node.gpus if gpu.index in small.gpus] if findings.node is not None else []
+    hold = hold_for(gpus, NodeLeases(lease_folder(os.environ), this_process("doctor")))
     try:
         served = serve_small(
             small,
-            engine_for(looked.command, looked.installed, probe),
+            engine_for(looked.command, looked.installed, probe, hold),
             probe,
             directory=directory,
             start_deadline_s=start_deadline_s,
             tell=_tell,
+            hold=hold,
         )
+    except NodeBusy as error:
+        return Problem(text=f"not tried: {error.message}", remedy="Ask again when that has ended.")
     except VllmCommandError as error:
         return Problem(text=error.message, remedy=error.hint or f"The server's log: {directory / 'server.log'}")
     if isinstance(served, Served):

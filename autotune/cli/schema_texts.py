@@ -33,6 +33,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "vllm_command": "The server command; default `vllm serve`.",
         "extra_args": "Flags of every launch, the baseline included, as a list of words.",
         "trials": "Trials to reach, the baseline included.",
+        "gpu_busy": "While somebody else uses the GPUs: wait, stop, or wait so long, e.g. 30m.",
         "max_time_s": "Seconds that one run of the study may take, launches again included.",
         "repeats": "Most launches again of one config at the end: of baseline, pick, and what may belong on the front.",
         "sampler": "prior, tpe, nsga2, gp, random, qmc or grid.",

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from autotune.engine.command import VllmCommand
 from autotune.engine.flag_cache import InstalledVllm
 from autotune.engine.flags import from_argv
 from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.holding import NodeHold, Patience
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings, ProcessServer
 from autotune.engine.remedies import remedies_for
 from autotune.engine.server_http import ServerDoor
 from autotune.errors import Interrupted, NoFeasibleConfig
 from autotune.load.workloads import Api
+from autotune.node.leases import NodeLeases
 from autotune.node.probe import GpuProbe
-from autotune.records import Arrivals, Config, Failure, FailureClass, LevelRole, LoadLevel, PlannedRequest, Value
+from autotune.records import Arrivals, Config, Failure, FailureClass, Gpu, LevelRole, LoadLevel, PlannedRequest, Value
 from autotune.search.starting import baseline
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
@@ -78,11 +81,18 @@ def plan_small(found: Findings, model: str, extra: Sequence[str], version: str |
     return SmallServer(model=model, config=config, gpus=indices[:used], extra=tuple(extra))
 
 
-def engine_for(command: VllmCommand, installed: InstalledVllm, probe: GpuProbe | None) -> ProcessEngine:
+def hold_for(gpus: Sequence[Gpu], leases: NodeLeases) -> NodeHold:
+    """The hold of one server, which waits for nobody: that the node is used is what whoever asks wants to know."""
+    return NodeHold(gpus, leases, patience=Patience(limit_s=0.0))
+
+
+def engine_for(
+    command: VllmCommand, installed: InstalledVllm, probe: GpuProbe | None, hold: NodeHold | None = None
+) -> ProcessEngine:
     """The engine that studies use, for one server. `probe` is None where no GPU is used."""
     load = LoadSettings(api=Api.COMPLETIONS, api_key_env="VLLM_API_KEY")
     settings = ProcessSettings(command=command, load=load, accepted=installed.accepted)
-    return ProcessEngine(settings, guard=GpuGuard(probe))
+    return ProcessEngine(settings, guard=GpuGuard(probe), hold=hold)
 
 
 def serve_small(
@@ -93,6 +103,7 @@ def serve_small(
     directory: Path,
     start_deadline_s: float,
     tell: Callable[[str], None],
+    hold: NodeHold | None = None,
 ) -> Served | ServeFailure:
     """Start, ask, stop. Nothing of it runs on when this returns or raises, Ctrl-C and TERM included.
 
@@ -115,8 +126,10 @@ def serve_small(
         stall_deadline_s=min(STALL_DEADLINE_S, start_deadline_s),
     )
     run = _Run(engine=engine, probe=probe if small.gpus else None, plan=plan, tell=tell)
+    mine = hold or NodeHold()
     try:
-        return asyncio.run(_until_signalled(run))
+        with closing(mine):
+            return asyncio.run(_until_signalled(run, mine))
     except asyncio.CancelledError:
         raise Interrupted("the small server was stopped before it had answered") from None
 
@@ -205,7 +218,7 @@ async def _stop(server: ProcessServer) -> tuple[Failure | None, float]:
     return None, time.monotonic() - begun
 
 
-async def _until_signalled(run: _Run) -> Served | ServeFailure:
+async def _until_signalled(run: _Run, hold: NodeHold) -> Served | ServeFailure:
     """Signals cancel the task: its `finally` blocks stop the server before anything else happens."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -213,6 +226,7 @@ async def _until_signalled(run: _Run) -> Served | ServeFailure:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, task.cancel)
+    await hold.take()
     return await run.perform()
 
 

@@ -14,6 +14,7 @@ from autotune.engine.compile_cache import REPLACED, CacheLease, CompileCaches
 from autotune.engine.flags import AcceptedFlags, to_argv, to_env
 from autotune.engine.gpu_energy import read_energy
 from autotune.engine.gpu_memory import GpuGuard, gpus_busy
+from autotune.engine.holding import NodeHold
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
 from autotune.engine.log_tail import LogTail
 from autotune.engine.logs import MilestoneName
@@ -69,10 +70,15 @@ class ProcessEngine:
         *,
         guard: GpuGuard | None = None,
         ports: Ports | None = None,
+        hold: NodeHold | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Args:
+        hold: the study's, whose leases every server holds as long as it lives.
+        """
         self._settings = settings
         self._guard = guard or GpuGuard(None)
+        self._hold = hold or NodeHold()
         self._ports = ports or Ports()
         self._now = now
         self._prompts: PreparedPrompts | None = None
@@ -116,17 +122,44 @@ class ProcessEngine:
         on_identity: Callable[[ServerIdentity], None],
         on_milestone: Callable[[Milestone], None],
     ) -> ProcessServer:
-        settings = self._settings
         port = self._ports.fresh()
+        try:
+            return await self._launch_at(port, plan, lease, on_identity, on_milestone)
+        except BaseException:
+            self._gone(plan, port, None)
+            raise
+
+    def _gone(self, plan: LaunchPlan, port: int, lease: CacheLease | None) -> None:
+        """Nothing of a server runs any more: what it held is given back."""
+        self._ports.give_back(port)
+        self._hold.server_gone(plan.gpu_indices)
+        if lease is not None:
+            lease.release()
+
+    async def _launch_at(
+        self,
+        port: int,
+        plan: LaunchPlan,
+        lease: CacheLease | None,
+        on_identity: Callable[[ServerIdentity], None],
+        on_milestone: Callable[[Milestone], None],
+    ) -> ProcessServer:
+        settings = self._settings
         order, log = await self._order(plan, port, lease)
         door = ServerDoor(f"http://{LOOPBACK}:{port}", api_key=settings.load.api_key(settings.environ))
         begun = self._now()
-        keeper = await Keeper.spawn(settings.environ, held=() if lease is None else (lease.lock,))
+        locks = () if lease is None else (lease.lock,)
+        keeper = await Keeper.spawn(settings.environ, held=(*locks, *self._hold.descriptors(plan.gpu_indices)))
         running = RunningServer(keeper=keeper, log=log, door=door, port=port, kind=settings.command.kind)
         started = False
+
+        def identified(identity: ServerIdentity) -> None:
+            self._hold.server_started(plan.gpu_indices, identity)
+            on_identity(identity)
+
         try:
-            on_identity(keeper.identity)
-            on_identity(await keeper.order(order))
+            identified(keeper.identity)
+            identified(await keeper.order(order))
             started = True
             card = await self._until_ready(plan, running, begun, on_milestone)
             facts = await running.facts(card=card, startup_s=self._now() - begun)
@@ -150,7 +183,8 @@ class ProcessEngine:
             load=settings.load,
             grace_s=settings.grace_s,
             judge=lambda failure: self._judged(failure, plan, lease),
-            gone=lambda: None if lease is None else lease.release(),
+            gone=lambda: self._gone(plan, port, lease),
+            strangers=lambda own: self._guard.strangers(plan.gpu_indices, own),
             free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
             energy=lambda: read_energy(self._guard.probe, plan.gpu_indices),
             probe=self._guard.probe,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
 from autotune.engine.command import shown_argv
 from autotune.engine.gpu_energy import GpuEnergy, energy_between
 from autotune.engine.gpu_memory import HeldGpu, gpus_busy
+from autotune.engine.keeper import descendants, snapshot
 from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarted
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
@@ -100,6 +101,7 @@ class ProcessServer:
         grace_s: float,
         judge: Callable[[Failure], Failure],
         gone: Callable[[], None],
+        strangers: Callable[[Collection[int]], tuple[HeldGpu, ...]],
         free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
         energy: Callable[[], Awaitable[GpuEnergy | None]],
         probe: GpuProbe | None = None,
@@ -113,6 +115,7 @@ class ProcessServer:
         self._caveats = prompts.caveats
         self._grace_s = grace_s
         self._judge, self._gone = judge, gone
+        self._strangers, self._met_a_stranger = strangers, False
         self._free_gpus = free_gpus
         self._energy = energy
         self._probe, self._gpu_indices = probe, tuple(gpu_indices)
@@ -130,7 +133,7 @@ class ProcessServer:
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:
-        """That the prompts' lengths are a guess or they go elsewhere, where that is so."""
+        """That the prompts' lengths are a guess or they go elsewhere, or that strangers used the GPUs, where so."""
         return self._caveats
 
     @property
@@ -165,6 +168,7 @@ class ProcessServer:
             await asyncio.wait({watching})
             await sampler.close()
         await self._running.read_log()
+        await self._look_for_strangers()
         use = await sampler.end(jit_compiles=self._running.jit_compiles - compiled)
         await self._raise_if_dead(records, told=abort.is_set())
         after = await self._metrics()
@@ -180,6 +184,22 @@ class ProcessServer:
             energy_j=energy_between(*used),
             use=use,
         )
+
+    async def _look_for_strangers(self) -> None:
+        """Whoever else computes on the server's GPUs spoils its figures; once told is enough."""
+        family = self._running.family_pid
+        if family is None or not self._gpu_indices or self._met_a_stranger:
+            return
+
+        def look() -> tuple[HeldGpu, ...]:
+            return self._strangers([process.pid for process in descendants(family, snapshot())])
+
+        found = await asyncio.to_thread(look)
+        if found:
+            who = "; ".join(f"process {', '.join(gpu.holders)} on GPU {gpu.index}" for gpu in found)
+            remedy = "Keep others off the GPUs of a study, or leave those out with --gpus; repeat this trial."
+            caveat = Caveat(code="stranger_on_gpu", text=f"somebody else used its GPUs: {who}", remedy=remedy)
+            self._caveats, self._met_a_stranger = (*self._caveats, caveat), True
 
     def _sampler(self) -> LevelSampler:
         running = self._running

@@ -24,6 +24,7 @@ POLL_S = 0.05
 KILL_DEADLINE_S = 10.0
 START_TOLERANCE_S = 0.05
 """psutil derives start times from clock ticks (10 ms) and the boot time."""
+_MARKER = b"AUTOTUNE_MARKER="
 
 
 class Proof(StrEnum):
@@ -132,14 +133,44 @@ def prove(
     return proofs
 
 
-def _carries_marker(pid: int, marker: str) -> bool:
-    if not marker:
+def marked(marker: str, pgid: int | None = None) -> ServerIdentity:
+    """What can be told of a server of which only the marker is known: no pid is believed that others may have written.
+
+    A process group counts only while a member carries the marker (`prove`).
+    """
+    return ServerIdentity(pid=0, started=0.0, pgid=pgid, marker=marker)
+
+
+def abandoned_marker(pid: int) -> str | None:
+    """The marker of a process that a tuner started, and nobody looks after any more; None for any other process.
+
+    A keeper that lives stops its server by itself when its tuner ends, so what it still has is not abandoned.
+    """
+    marker = _marker_of(pid)
+    if marker is None:
+        return None
+    kept = any(_is_keeper(one) and _marker_of(one) == marker for one in snapshot())
+    return None if kept else marker
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        return any(Path(word).name == "keeper.py" for word in psutil.Process(pid).cmdline())
+    except psutil.Error:
         return False
+
+
+def _marker_of(pid: int) -> str | None:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # gone, or another user's
-        return False
-    return f"AUTOTUNE_MARKER={marker}".encode() in environ.split(b"\0")
+        return None
+    found = next((word for word in environ.split(b"\0") if word.startswith(_MARKER)), None)
+    return None if found is None else found.removeprefix(_MARKER).decode("ascii", "replace") or None
+
+
+def _carries_marker(pid: int, marker: str) -> bool:
+    return bool(marker) and _marker_of(pid) == marker
 
 
 def _started(pid: int) -> float | None:

@@ -15,19 +15,22 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.engine.command import parse_command
 from autotune.engine.gpu_memory import GpuGuard
+from autotune.engine.holding import NodeHold
 from autotune.engine.ports import Ports
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings, ProcessServer
 from autotune.errors import StorageError, VllmCommandError
 from autotune.load.workloads import Api, load_workload
 from autotune.node.gpu_load import ClockLimit, GpuLoad
+from autotune.node.leases import NodeLeases, ResourceKind, gpu_resource, this_process
 from autotune.node.probe import FakeGpuProbe
-from autotune.records import Arrivals, Config, FailureClass, LevelRole, LoadLevel, LoadPlan, Phase, PlannedRequest
+from autotune.records import Arrivals, Config, FailureClass, Gpu, LevelRole, LoadLevel, LoadPlan, Phase, PlannedRequest
 from autotune.trial import TrialOrder, run_trial
 from autotune.units import GIB
 
@@ -46,6 +49,7 @@ class Bench:
     command: str = FAKE
     probe: FakeGpuProbe | None = None
     ports: Ports = field(default_factory=Ports)
+    hold: NodeHold | None = None
     memory_deadline_s: float = 0.3
     grace_s: float = 0.5
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -61,7 +65,7 @@ class Bench:
             memory_deadline_s=self.memory_deadline_s,
             environ=self.environ,
         )
-        self.engine = ProcessEngine(settings, guard=GpuGuard(self.probe), ports=self.ports)
+        self.engine = ProcessEngine(settings, guard=GpuGuard(self.probe), ports=self.ports, hold=self.hold)
 
     async def launch(
         self, *extra: str, gpus: tuple[int, ...] = (), start_s: float = 20.0, stall_s: float = 20.0, **config: object
@@ -566,6 +570,60 @@ async def test_kernels_are_compiled_before_anything_is_measured(bench: Bench, tm
     assert seen.levels[:3] == ["warmup", "warmup-2", "warmup-3"]
     assert seen.levels[-2:] == ["throughput", "ttft"]
     assert [measured.use and measured.use.jit_compiles for measured in run.result.measurements] == [0, 0]
+
+
+# --- leases -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_server_holds_its_port_and_its_gpus_as_long_as_it_lives(tmp_path: Path) -> None:
+    leases = NodeLeases(tmp_path / "leases", this_process("s"))
+    gpus = [Gpu(index=index, name="x", memory_bytes=GIB) for index in range(2)]
+    hold = NodeHold(gpus, leases)
+    await hold.take()
+    bench = Bench(tmp_path, ports=Ports(leases=leases), hold=hold)
+    async with bench.server(gpus=(1,)) as server:
+        port = server.base_url.rpartition(":")[2]
+        assert [held.file for held in leases.held(ResourceKind.PORT)] == [f"port-{port}.lock"]
+        idle, used = (leases.holder(gpu_resource(gpu)) for gpu in gpus)
+        assert idle is not None
+        assert used is not None
+        assert (idle.record and idle.record.marker, used.record and used.record.marker) == (
+            "",
+            bench.identities[-1].marker,
+        )
+        open_files = {one.path for one in psutil.Process(bench.identities[-1].pid).open_files()}
+        files = [str(leases.folder / gpu_resource(gpu).file) for gpu in gpus]
+        assert open_files & set(files) == {files[1]}
+    assert leases.held(ResourceKind.PORT) == ()
+    after = leases.holder(gpu_resource(gpus[1]))
+    assert after is not None
+    assert after.record is not None
+    assert after.record.marker == ""
+    hold.close()
+    assert leases.held() == ()
+
+
+async def test_a_launch_that_fails_gives_its_port_back(tmp_path: Path) -> None:
+    leases = NodeLeases(tmp_path / "leases", this_process("s"))
+    with pytest.raises(LaunchFailed):
+        await Bench(tmp_path, ports=Ports(leases=leases)).launch("--fake-exit-at", "1")
+    assert leases.held() == ()
+
+
+async def test_a_stranger_beside_the_load_is_a_caveat(tmp_path: Path) -> None:
+    probe = FakeGpuProbe(used_bytes={0: 0})
+    bench = Bench(tmp_path, probe=probe)
+    async with bench.server(gpus=(0,)) as server:
+        await server.drive(*level(2), deadline_s=20.0)
+        assert not any(caveat.code == "stranger_on_gpu" for caveat in server.caveats)
+        pgid = bench.identities[-1].pgid
+        assert pgid is not None
+        probe.pids[0] = (pgid, 2**22 - 7)
+        for _ in range(2):
+            await server.drive(*level(2), deadline_s=20.0)
+        probe.pids[0] = ()
+    (told,) = [caveat for caveat in server.caveats if caveat.code == "stranger_on_gpu"]
+    assert f"process {2**22 - 7} (not visible from here) on GPU 0" in told.text
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

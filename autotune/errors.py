@@ -20,6 +20,8 @@ AutotuneError
 ├─ StudyFatal               27   no config can fix it: driver, gated model, missing dependency
 │  └─ LoadWorkerLost             a process of the load client was killed
 ├─ NodeUnfit                31   a check of `doctor` failed
+├─ GateFailed               33   a promotion's candidate is worse than promised, or than what runs today
+├─ GateInconclusive         35   the gate's launches could not tell
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
 
@@ -65,7 +67,9 @@ class ExitCode(IntEnum):
     SERVER_UNUSABLE = 30
     NODE_UNFIT = 31
     NODE_BUSY = 32
+    GATE_FAILED = 33
     UNKNOWN_PROMOTION = 34
+    GATE_INCONCLUSIVE = 35
     INTERRUPTED = 130
 
 
@@ -232,6 +236,18 @@ class NotPromotable(AutotuneError):
     """A trial that must not reach production: simulated, or not measured."""
 
     exit_code = ExitCode.NOT_PROMOTABLE
+
+
+class GateFailed(AutotuneError):
+    """The verification of a candidate broke a criterion; nothing was rendered."""
+
+    exit_code = ExitCode.GATE_FAILED
+
+
+class GateInconclusive(AutotuneError):
+    """The verification of a candidate broke no criterion, but could not decide all; nothing was rendered."""
+
+    exit_code = ExitCode.GATE_INCONCLUSIVE
 
 
 class StudyFatal(AutotuneError):

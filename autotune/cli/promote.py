@@ -52,6 +52,17 @@ def promote(
             "--skip-gate", help="Render without the verification; said loudly in the history and in the files."
         ),
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="What the gate holds it against: current, baseline, or a YAML file of flags; default: what runs today "
+            "under this name, else the baseline."
+        ),
+    ] = None,
+    gate_launches: Annotated[int, typer.Option(help="Launches of the gate, an even number.", min=2, max=40)] = 4,
+    vllm_command: Annotated[
+        str | None, typer.Option(help="Server command of the gate's launches; default: the study's.")
+    ] = None,
     reason: Reason = None,
     author: Author = None,
     git: GitFolder = None,
@@ -73,8 +84,13 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Verify the pick (or a trial), render it for production and record it in the history."""
+    from autotune.cli.gate import GateAsked, verified
+    from autotune.cli.history import history_of
     from autotune.cli.views import opened, view_of
     from autotune.promote import deployment_from, render
+    from autotune.promote.git_folder import check_folder
+    from autotune.promote.history import current_of
+    from autotune.promote.writing import check_files
     from autotune.recipe import parse_gpus
 
     wanted = Wanted(
@@ -113,8 +129,12 @@ def promote(
             )
 
         # Everything that can be refused is refused before hours of verification.
-        render(deployed(None), wanted.targets)
-        gate = _verified(view, chosen, deployed(None), skip=skip_gate)
+        check_files(render(deployed(None), wanted.targets), wanted.out, deployment=name or study, overwrite=overwrite)
+        if git is not None:
+            check_folder(git)
+        current = next((one for one in current_of(history_of(store)) if one.promotion.name == (name or study)), None)
+        asked = GateAsked(skip=skip_gate, against=against, launches=gate_launches, slo=slo, vllm_command=vllm_command)
+        gate = verified(asked, store, places, view, chosen, current)
         entry, paths = _record(store, chosen, deployed(gate), wanted)
     _report(entry, paths, as_json=as_json)
 
@@ -131,32 +151,11 @@ class Wanted:
     slo: str | None
 
 
-def _verified(view: StudyView, trial: Trial, deployment: Deployment, *, skip: bool) -> GateRecord | None:
-    """What the gate says of the candidate; None where there is no gate to ask."""
-    from autotune.records import GateRecord, GateSide
-
-    if not skip:
-        return None
-    figures = view.joined(trial)
-    candidate = GateSide(
-        label=f"trial {trial.number} of study {view.name}",
-        config=trial.config,
-        model=deployment.model,
-        gpus=max(1, trial.gpus),
-        tok_s_per_gpu=figures.output_tok_s_per_gpu,
-        ttft_p95_s=figures.ttft_p95_s,
-    )
-    return GateRecord.skipped(view.name, candidate, why="--skip-gate was given", at=datetime.now(UTC))
-
-
 def _record(store: Store, trial: Trial, deployment: Deployment, wanted: Wanted) -> tuple[Entry, tuple[Path, ...]]:
     """Write the files, then the promotion: what is in the history was rendered."""
     from autotune.promote import Promotion, render, serve_argv, write_files
-    from autotune.promote.git_folder import check_folder
 
     files = render(deployment, wanted.targets)
-    if wanted.git is not None:
-        check_folder(wanted.git)
     promotion = Promotion.of(
         deployment,
         files,

@@ -39,6 +39,27 @@ def write_files(
     return tuple(path for _, path in targets)
 
 
+def check_files(files: Sequence[RenderedFile], out: Path, *, deployment: str, overwrite: bool = False) -> None:
+    """What `write_files` would refuse, without leaving anything behind.
+
+    Raises:
+        InvalidOption, StorageError: as `write_files`.
+    """
+    paths = [_inside(out, file.path) for file in files]
+    if not overwrite:
+        _refuse_foreign(paths, deployment)
+    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            folder.rmdir()
+    except OSError as error:
+        raise StorageError(
+            f"{out}: cannot write the rendered files: {error.strerror or error}",
+            hint="Choose a folder that can be written with --out.",
+        ) from error
+
+
 def is_own(text: str, deployment: str) -> bool:
     """Whether `text` is an unedited file that was rendered for this deployment."""
     head, found, rest = text.partition(f"\n{CHECKSUM}")

@@ -302,7 +302,9 @@ def results_of_a_simulated_server_are_marked_and_not_promoted(study: Study) -> N
     assert refused.code == ExitCode.NOT_PROMOTABLE
     assert "simulated" in refused.err
     assert not (study.folder / "out").exists()
-    allowed = run(study.folder, "promote", "s", "--target", "shell", "--out", "out", "--allow-simulated", "--json")
+    allowed = run(
+        study.folder, "promote", "s", "--target", "shell", "--out", "out", "--allow-simulated", "--skip-gate", "--json"
+    )
     assert allowed.code == 0, allowed.err
     assert allowed.document["simulated"] is True
     assert run(study.folder, "pareto", "s", "--csv").out.splitlines()[1].split(",")[2].lower() == "true"

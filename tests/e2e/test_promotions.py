@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,49 @@ def test_no_promotion_yet(tmp_path: Path) -> None:
     ended = run(tmp_path, "promotions", "prod-chat")
     assert ended.code == ExitCode.UNKNOWN_PROMOTION
     assert "no database" in ended.err
+
+
+GATED = ("promote", "s", "--trial", "1", "--target", "shell", "--out", "gated", "--name", "gated", "--allow-simulated")
+
+
+def test_a_candidate_that_does_not_pass_is_not_rendered(studied: Path) -> None:
+    failed = run(studied, *GATED, "--slo", "ttft_p95<=1ms", "--gate-launches", "2")
+    assert failed.code == ExitCode.GATE_FAILED
+    assert "nothing was rendered: slo" in failed.err
+    kept = json.loads((studied / "studies" / "s" / "gate-0001-1" / "gate.json").read_text())
+    assert (kept["verdict"], kept["order"], kept["against"]["label"]) == ("fail", "AB", "the baseline")
+    # Trial 1 and the baseline differ by nothing that two launches could show.
+    unsure = run(studied, *GATED, "--gate-launches", "2")
+    assert unsure.code == ExitCode.GATE_INCONCLUSIVE
+    assert "--gate-launches 4" in unsure.err
+    assert not (studied / "gated").exists()
+    assert run(studied, "promotions", "gated").code == ExitCode.UNKNOWN_PROMOTION
+
+
+def test_a_candidate_that_passes_is_rendered_with_the_evidence(studied: Path) -> None:
+    (studied / "today.yaml").write_text("max-num-seqs: 2\nport: 9000\nno-enable-prefix-caching: true\n")
+    found = document(studied, *GATED, "--against", "today.yaml")
+    gate = found["gate"]
+    assert (gate["verdict"], gate["simulated"], gate["against"]["label"]) == ("pass", True, "today.yaml")
+    assert dict(gate["against"]["config"]["params"]) == {"enable-prefix-caching": False, "max-num-seqs": 2}
+    head = (studied / "gated" / "gated.sh").read_text()
+    assert "# gate        pass (simulated): all" in head
+    assert "# gate        held gain: " in head
+    # What runs today is what the next one is held against.
+    again = run(studied, *GATED[:3], "0", *GATED[4:], "--gate-launches", "2", "--slo", "ttft_p95<=1ms")
+    assert "gate: launch 1 of 2, gated@1 (trial 1 of study s)" in again.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("nosuch.yaml", ExitCode.INVALID_OPTION, "a YAML file of flags"),
+        ("current", ExitCode.INVALID_OPTION, "nothing was promoted"),
+        ("nested.yaml", ExitCode.INVALID_FILE, "compilation-config"),
+    ],
+)
+def test_what_cannot_be_compared_with(studied: Path, text: str, code: ExitCode, says: str) -> None:
+    (studied / "nested.yaml").write_text("compilation-config: {mode: 3}\n")
+    ended = run(studied, *GATED[:-2], "nobody", "--allow-simulated", "--against", text)
+    assert ended.code == code
+    assert says in ended.err

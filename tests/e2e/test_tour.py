@@ -117,14 +117,14 @@ def test_show_exports_levels_for_other_tools(toured: Toured) -> None:
 
 def test_promote(toured: Toured) -> None:
     targets = "vllm-config,docker,compose,kubernetes,helm,systemd,shell"
-    promotion = toured.json(f"promote {NAME} --trial 1 --target {targets} --out deploy --allow-simulated")
+    promotion = toured.json(f"promote {NAME} --trial 1 --target {targets} --out deploy --allow-simulated --skip-gate")
     written = [toured.folder / path for path in promotion["written"]]
     assert len(written) >= 6
     assert all("SIMULATED" in path.read_text(encoding="utf-8").upper() for path in written)
     settings = yaml.safe_load(next(path for path in written if path.name.endswith(".vllm.yaml")).read_text("utf-8"))
     flags = toured.json(f"show {NAME} 1")["flags"]
     assert settings["max-num-seqs"] == flags["max-num-seqs"]
-    said = toured.autotune(f"promote {NAME} --target shell --out deploy2 --allow-simulated")
+    said = toured.autotune(f"promote {NAME} --target shell --out deploy2 --allow-simulated --skip-gate")
     assert "SIMULATED" in said
 
 

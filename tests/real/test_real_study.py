@@ -251,7 +251,18 @@ def test_optuna_opens_the_database(ended: Ended) -> None:
 def test_vllm_reads_what_is_promoted(ended: Ended, vllm_python: str) -> None:
     lines = []
     for number in (NO_PREFIX, WITH_PREFIX):
-        words = ("--trial", str(number), "--name", f"t{number}", "--target", "vllm-config", "--out", "deploy", "--json")
+        words = (
+            "--trial",
+            str(number),
+            "--name",
+            f"t{number}",
+            "--target",
+            "vllm-config",
+            "--out",
+            "deploy",
+            "--skip-gate",
+            "--json",
+        )
         promotion = json.loads(ended.autotune("promote", NAME, *words))
         assert promotion["trial"] == number
         text = (ended.directory / "deploy" / f"t{number}.vllm.yaml").read_text(encoding="utf-8")

@@ -1,0 +1,197 @@
+"""What `promote` asks the gate, and how its verdict is shown and ends the command."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from autotune.cli.surroundings import surroundings
+from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
+from autotune.gate_session import GateRequest, verify_trial
+from autotune.promote.history import Entry
+from autotune.promote.rendering import gate_summary
+from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
+from autotune.report.view import StudyView
+from autotune.report.wording import printable
+from autotune.store.codec import encode
+from autotune.store.places import Places
+from autotune.yaml_input import existing_file, read_yaml
+
+if TYPE_CHECKING:
+    from autotune.store.repository import Store
+
+CURRENT, BASELINE = "current", "baseline"
+PLACE_KEYS = frozenset({"host", "port", "shutdown-timeout"})
+"""Of a `--config` file: where a server listens and how it stops are no part of what is verified."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateAsked:
+    """The gate's options of the command line.
+
+    Attributes:
+        against: `current`, `baseline` or a file; None for what runs today, else the baseline.
+    """
+
+    skip: bool
+    against: str | None
+    launches: int
+    slo: str | None
+    vllm_command: str | None
+
+
+def verified(
+    asked: GateAsked, store: Store, places: Places, view: StudyView, trial: Trial, current: Entry | None
+) -> GateRecord:
+    """The record of a verification that passed, or that was skipped.
+
+    Raises:
+        GateFailed, GateInconclusive: the verdict; its record lies beside the launches.
+        InvalidOption, InvalidFile: `--against` names nothing that can be launched.
+    """
+    if asked.skip:
+        return GateRecord.skipped(view.name, _candidate(view, trial), why="--skip-gate was given", at=datetime.now(UTC))
+    folder = places.folder(view.name).path
+    request = GateRequest(
+        study=view.name,
+        trial=trial.number,
+        against=against_side(asked.against, store, current, view.model),
+        launches=asked.launches,
+        again=len(list(folder.glob(f"gate-{trial.number:04d}-*"))),
+        slo=asked.slo,
+        vllm_command=asked.vllm_command,
+    )
+    record = verify_trial(request, store, places, surroundings(), _Teller())
+    kept = _keep(record)
+    _tell(record)
+    if record.verdict is GateVerdict.PASSED:
+        return record
+    where = f" The record is {kept}." if kept else ""
+    if record.verdict is GateVerdict.FAILED:
+        raise GateFailed(
+            f"the gate failed, and nothing was rendered: {record.reason}",
+            hint=f"Promote another trial, or --skip-gate, which is recorded.{where}",
+        )
+    raise GateInconclusive(
+        f"the gate could not decide, and nothing was rendered: {record.reason}",
+        hint=f"More launches may tell: --gate-launches {2 * asked.launches}.{where}",
+    )
+
+
+def _candidate(view: StudyView, trial: Trial) -> GateSide:
+    figures = view.joined(trial)
+    return GateSide(
+        label=f"trial {trial.number} of study {view.name}",
+        config=trial.config,
+        model=str(trial.config.get("model") or view.model),
+        gpus=max(1, trial.gpus),
+        tok_s_per_gpu=figures.output_tok_s_per_gpu,
+        ttft_p95_s=figures.ttft_p95_s,
+    )
+
+
+def against_side(text: str | None, store: Store, current: Entry | None, model: str) -> GateSide | None:
+    """What the candidate is held against; None for the study's baseline.
+
+    Raises:
+        InvalidOption: nothing of this name runs today, or no such file.
+        InvalidFile: a file that holds no flags.
+    """
+    if text == BASELINE or (text is None and current is None):
+        return None
+    if text in (None, CURRENT):
+        if current is None:
+            raise InvalidOption(
+                "--against", text, f"{BASELINE} or a file of flags: nothing was promoted under this name yet"
+            )
+        return _promoted(store, current)
+    assert text is not None  # the two cases above
+    path = existing_file(text)
+    if path is None:
+        raise InvalidOption("--against", text, f"{CURRENT}, {BASELINE}, or a YAML file of flags as `--config` reads it")
+    return side_of_file(path, model)
+
+
+def _promoted(store: Store, current: Entry) -> GateSide:
+    """A promotion as its study's trial, so that the study's own figures of that config can be found."""
+    promotion = current.promotion
+    return GateSide(
+        label=f"{current.label} (trial {promotion.trial} of study {promotion.study})",
+        config=store.trial(promotion.study, promotion.trial).config,
+        model=promotion.model,
+        gpus=max(1, promotion.gpus),
+    )
+
+
+def side_of_file(path: Path, model: str) -> GateSide:
+    """The flags of a vLLM `--config` file, rendered by us or written by hand.
+
+    Raises:
+        InvalidFile: it is no mapping of flags to plain values.
+    """
+    found = read_yaml(path)
+    if not isinstance(found, dict) or not found:
+        raise InvalidFile(str(path), "", found, "flags of vLLM and their values, as `vllm serve --config` reads them")
+    values: dict[str, Value] = {}
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
+            raise InvalidFile(str(path), str(key), value, "a flag without dashes, and text, a number, true or false")
+        name = key.replace("_", "-")
+        if value is True and name.startswith("no-"):
+            values[name.removeprefix("no-")] = False
+        elif name not in PLACE_KEYS:
+            values[name] = value
+    served = str(values.pop("model", model))
+    sizes = [values.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]
+    gpus = prod(size for size in sizes if isinstance(size, int))
+    return GateSide(label=path.name, config=Config.of(values), model=served, gpus=max(1, gpus))
+
+
+class _Teller:
+    """Says on standard error which launch is being made."""
+
+    def launch_started(self, place: int, launches: int, side: GateSide) -> None:
+        typer.echo(f"gate: launch {place} of {launches}, {printable(side.label)}", err=True)
+
+    def phase(self, phase: Phase, detail: str) -> None:
+        """Not shown: four launches of minutes each are told apart by their first line."""
+
+    def note(self, text: str) -> None:
+        typer.echo(f"gate: {printable(text)}", err=True)
+
+
+def _keep(record: GateRecord) -> Path | None:
+    """The record as JSON beside the launches, whatever the verdict; None where it cannot be written."""
+    if not record.launches:
+        return None
+    path = Path(record.launches[0].directory).parent / "gate.json"
+    with suppress(OSError):
+        path.write_text(json.dumps(gate_document(record), indent=2), encoding="utf-8")
+        return path
+    return None
+
+
+def gate_document(record: GateRecord) -> Any:
+    """The whole record as JSON-able values."""
+    return encode(record)
+
+
+def _tell(record: GateRecord) -> None:
+    """Every criterion with what was seen, on standard error: standard output is the promotion's."""
+    if record.simulated:
+        typer.echo("gate: SIMULATED, no server was launched", err=True)
+    for one in record.criteria:
+        if one.state is not CriterionState.NOT_APPLICABLE:
+            typer.echo(
+                f"gate: {one.state:<9} {one.name}: {printable(one.found)} (asked: {printable(one.asked)})", err=True
+            )
+    for doubt in record.doubts:
+        typer.echo(f"gate: doubt: {printable(doubt)}", err=True)
+    typer.echo(f"gate: {printable(gate_summary(record))}", err=True)

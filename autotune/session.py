@@ -25,6 +25,7 @@ from autotune.engine.process_server import LoadSettings
 from autotune.engine.reaping import reap
 from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
+from autotune.life import Event
 from autotune.load.loops import new_loop
 from autotune.load.tokenizing import find_tokenizer
 from autotune.node.leases import NodeLeases, lease_folder, this_process
@@ -44,6 +45,7 @@ from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState
 from autotune.study import StudyObserver, StudyRun
+from autotune.trial_life import TrialLife
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ def reap_left_over(store: Store, study: str, observer: StudyObserver) -> None:
                     f"process {pids}, left by trial {attempt.trial} of an ended tuner, cannot be stopped",
                     hint="End it by hand (it may be stuck in the driver), then run the same command again.",
                 )
-        store.interrupt_attempt(study, attempt.trial, attempt.number)
+        TrialLife(store, study, attempt.trial).cut_off(Event.LOST)
 
 
 def fetch_all_weights(plan: StudyPlan, observer: StudyObserver) -> None:

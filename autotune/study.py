@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
 from autotune.engine.holding import NodeHold
-from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch
+from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch, VllmCommandError
+from autotune.life import Event, Instruction, next_event, verdict
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
 from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first
 from autotune.records import (
-    STUDY_FATAL_CLASSES,
     Config,
     Failure,
     FailureClass,
@@ -45,15 +44,10 @@ from autotune.search.reasons import why_line
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
-from autotune.store.study_record import AttemptState, StudyRecord, StudyState
+from autotune.store.study_record import StudyRecord, StudyState
 from autotune.time_limit import fits, kept_again, launch_s
 from autotune.trial import TrialOrder, TrialRun, run_trial
-
-REPRODUCED = frozenset({FailureClass.CRASH, FailureClass.HANG})
-"""Faults that count against the config once every attempt has repeated them."""
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 5.0, 60.0
-"""Before a trial is launched again; doubled each time, because what spoils an attempt (a busy GPU) often passes."""
+from autotune.trial_life import TrialLife, forsaken
 
 
 class StudyObserver(Protocol):
@@ -267,48 +261,52 @@ class StudyRun:
         self.observer.trial_started(
             trial, counted=self._counted(), target=self.study.target_trials, repeats_left=self._repeats_left()
         )
-        kinds = self._earlier_faults(trial)
-        while True:
-            attempt, run = await self._attempt(trial)
-            failure = run.result.failure
-            if run.result.outcome is not Outcome.FAULTED or failure is None:
-                break
-            if not is_cured(failure):
-                kinds.append(failure.kind)
-            fatal = failure.kind in STUDY_FATAL_CLASSES
-            if not fatal and len(kinds) >= self.plan.recipe.attempts:
-                break
-            self.store.fault_attempt(self.study.name, trial.number, attempt, run.result)
-            if run.cancelled:
+        kept = TrialLife(self.store, self.study.name, trial.number)
+        while not kept.done:
+            event = next_event(kept.life)
+            if event is Event.FORSAKEN:
+                result, cancelled = forsaken(self.engine.clock, simulated=self.study.simulated), False
+            else:
+                run = await self._attempt(trial, kept)
+                result, cancelled = run.result, run.cancelled
+                event = self._verdict(kept, result)
+            left, finished = kept.end(event, result)
+            if finished is not None:
+                self._tell(finished)
+            if cancelled:
                 raise asyncio.CancelledError
-            if fatal:
+            await self._perform_left(left, kept, trial, result.failure)
+
+    def _verdict(self, kept: TrialLife, result: TrialResult) -> Event:
+        return verdict(
+            kept.life,
+            result,
+            most_attempts=self.plan.recipe.attempts,
+            cured=result.failure is not None and is_cured(result.failure),
+            proven=any(trial.measured for trial in self._trials()),
+        )
+
+    async def _perform_left(
+        self, left: Sequence[Instruction], kept: TrialLife, trial: Trial, failure: Failure | None
+    ) -> None:
+        """What the end of an attempt asks for beyond the store."""
+        for instruction in left:
+            if instruction is Instruction.STOP_STUDY and failure is not None:
                 raise _fatal(trial.number, failure)
-            why = failure.line or "no line of its log says why"
-            self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-            await self.sleep(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, len(kinds) - 1)))
-        self._finish(trial, _settle(run.result, kinds, self.plan.recipe.attempts))
-        if run.cancelled:
-            raise asyncio.CancelledError
+            if instruction is Instruction.BACK_OFF and failure is not None:
+                why = failure.line or "no line of its log says why"
+                self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
+                await self.sleep(kept.life.pause_s)
 
-    def _earlier_faults(self, trial: Trial) -> list[FailureClass]:
-        """What spoilt this trial's attempts before this tuner was started."""
-        attempts = self.store.attempts(self.study.name, trial.number)
-        failures = [a.result.failure for a in attempts if a.state is AttemptState.FAULTED and a.result]
-        # Fatal ones were cured, or this tuner would not have been started.
-        counted = [failure for failure in failures if failure and not is_cured(failure)]
-        return [failure.kind for failure in counted if failure.kind not in STUDY_FATAL_CLASSES]
-
-    def _finish(self, trial: Trial, result: TrialResult) -> None:
-        finished = self.store.finish_trial(self.study.name, trial.number, result)
-        self.ended.add(trial.number)
+    def _tell(self, finished: Trial) -> None:
+        self.ended.add(finished.number)
         self.projection.sync(self.study.name)
         self.observer.trial_ended(finished, self._trials())
 
-    async def _attempt(self, trial: Trial) -> tuple[int, TrialRun]:
+    async def _attempt(self, trial: Trial, kept: TrialLife) -> TrialRun:
         name, recipe = self.study.name, self.plan.recipe
-        number = len(self.store.attempts(name, trial.number)) + 1
-        directory = self.folder.attempt(trial.number, number)
-        attempt = self.store.begin_attempt(name, trial.number, directory=directory)
+        directory = self.folder.attempt(trial.number, kept.attempt + 1)
+        kept.begin(directory)
         load = self.plan.load_for(self.store.get_load_plan(name))
         order = TrialOrder(
             number=trial.number,
@@ -331,23 +329,23 @@ class StudyRun:
             slo=self.slo,
             objective=recipe.objective,
         )
-        recorder = _Recorder(run=self, number=trial.number, attempt=attempt)
+        recorder = _Recorder(run=self, number=trial.number, kept=kept)
         try:
             await self.hold.prove_free(order.launch.gpu_indices)
             run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
-        except (asyncio.CancelledError, AutotuneError):
+        except (asyncio.CancelledError, AutotuneError) as error:
             with contextlib.suppress(StorageError):  # where the store is what failed, the next run marks the attempt
-                self.store.interrupt_attempt(name, trial.number, attempt)
+                kept.cut_off(Event.REFUSED if isinstance(error, StudyFatal | VllmCommandError) else Event.INTERRUPTED)
             raise
         if run.argv:
-            self.store.record_argv(name, trial.number, attempt, run.argv)
-        self._check_version(trial.number, attempt, run.result)
+            self.store.record_argv(name, trial.number, kept.attempt, run.argv)
+        self._check_version(kept, run.result)
         if self.store.get_load_plan(name) is None and run.load and _carried_its_load(run.result):
             self.store.set_load_plan(name, run.load)
             self.observer.note(_describe_load(run.load))
-        return attempt, run
+        return run
 
-    def _check_version(self, number: int, attempt: int, result: TrialResult) -> None:
+    def _check_version(self, kept: TrialLife, result: TrialResult) -> None:
         """All trials of a study have one vLLM; a container's image, say, tells its version only once it runs.
 
         Raises:
@@ -357,7 +355,7 @@ class StudyRun:
         facts = (trial.result.facts for trial in self._trials() if trial.result)
         before = next((found.vllm_version for found in facts if found and found.vllm_version), None)
         if told is not None and before is not None and told != before:
-            self.store.interrupt_attempt(self.study.name, number, attempt)
+            kept.cut_off(Event.REFUSED)
             raise StudyMismatch(self.study.name, (("vllm_version", before, told),))
 
 
@@ -367,24 +365,16 @@ class _Recorder:
 
     run: StudyRun
     number: int
-    attempt: int
+    kept: TrialLife
     _phase: Phase = Phase.WAITING
 
     def phase(self, phase: Phase, elapsed_s: float) -> None:
         self._phase = phase
-        self.run.store.record_phase(
-            self.run.study.name,
-            self.number,
-            self.attempt,
-            phase,
-            at_utc=datetime.now(UTC),
-            elapsed_s=elapsed_s,
-            clock=self.run.engine.clock,
-        )
+        self.kept.enter(phase, elapsed_s, self.run.engine.clock)
         self.run.observer.phase(phase, "")
 
     def identity(self, identity: ServerIdentity) -> None:
-        self.run.store.record_identity(self.run.study.name, self.number, self.attempt, identity)
+        self.run.store.record_identity(self.run.study.name, self.number, self.kept.attempt, identity)
 
     def milestone(self, milestone: Milestone) -> None:
         self.run.observer.phase(self._phase, milestone.name)
@@ -399,12 +389,6 @@ def _fatal(trial: int, failure: Failure) -> StudyFatal:
         f"trial {trial} ended with {failure.kind}, which no config can cure: {line}",
         hint=" ".join((*failure.remedies[:2], "Then the same command goes on.")),
     )
-
-
-def _settle(result: TrialResult, kinds: Sequence[FailureClass], attempts: int) -> TrialResult:
-    """A crash or hang that every attempt repeated is the config's own: infeasible, so that the sampler learns it."""
-    same = len(kinds) >= max(2, attempts) and len(set(kinds)) == 1 and kinds[0] in REPRODUCED
-    return replace(result, outcome=Outcome.INFEASIBLE) if same else result
 
 
 def _carried_its_load(result: TrialResult) -> bool:

@@ -109,13 +109,14 @@ def show(
         stored = store.study(study)
         view = view_of(store, stored, places)
         chosen = with_evidence(store, study, store.trial(study, trial))
+        attempts = store.attempts(study, trial)
     line = _serve_line(stored, chosen)
     log = log_path(chosen)
     written = [] if export_bench is None else _export_bench(view, chosen, export_bench)
     if as_json:
-        typer.echo(json.dumps(show_document(view, chosen, serve_line=line, log_path=log), indent=2))
+        typer.echo(json.dumps(show_document(view, chosen, serve_line=line, log_path=log, attempts=attempts), indent=2))
     else:
-        print_to(output_console(), trial_detail(view, chosen, serve_line=line, log_path=log))
+        print_to(output_console(), trial_detail(view, chosen, serve_line=line, log_path=log, attempts=attempts))
         for path in written:
             typer.echo(f"wrote {path}")
 

@@ -74,8 +74,8 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
     phase, elapsed = None, None
     if running is not None:
         attempts = store.attempts(study.name, running)
-        if attempts and attempts[-1].phases:
-            phase = str(attempts[-1].phases[-1].phase)
+        if attempts and attempts[-1].transitions:
+            phase = str(attempts[-1].transitions[-1].move.after)
             elapsed = (datetime.now(UTC) - attempts[-1].started_at).total_seconds()
     killed = study.state is StudyState.RUNNING and holder is None
     return StudyRow(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +24,7 @@ from autotune.records import (
 )
 from autotune.report.certainty import chance, ties
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
+from autotune.report.life import life_table
 from autotune.report.running import detail_line
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
@@ -40,10 +43,18 @@ from autotune.report.wording import (
 )
 from autotune.search.objective import is_goodput
 from autotune.search.reasons import launch_reason, plain_why
+from autotune.store.study_record import AttemptRecord
 from autotune.units import format_bytes
 
 
-def trial_detail(view: StudyView, trial: Trial, *, serve_line: str | None = None, log_path: str | None = None) -> Group:
+def trial_detail(
+    view: StudyView,
+    trial: Trial,
+    *,
+    serve_line: str | None = None,
+    log_path: str | None = None,
+    attempts: Sequence[AttemptRecord] = (),
+) -> Group:
     """All the evidence of one trial.
 
     Args:
@@ -51,8 +62,10 @@ def trial_detail(view: StudyView, trial: Trial, *, serve_line: str | None = None
         trial: running, measured or failed.
         serve_line: a ready `vllm serve` line, quoted for bash on one line.
         log_path: of the server's log.
+        attempts: of the trial, with the moves of its life.
     """
-    return Group(heading(view), *_sections(view, trial, serve_line, log_path))
+    told = [life_table(attempts)] if attempts else []
+    return Group(heading(view), *_sections(view, trial, serve_line, log_path), *told)
 
 
 def _sections(view: StudyView, trial: Trial, serve_line: str | None, log_path: str | None) -> list[RenderableType]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,11 +19,13 @@ from autotune.records import (
     Trial,
 )
 from autotune.report.certainty import certainty_document, pick_document, standing_document
+from autotune.report.life import life_document
 from autotune.report.running import gain_document, running_document
 from autotune.report.view import StudyView
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
 from autotune.search.stability import Assessment
+from autotune.store.study_record import AttemptRecord
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""
@@ -89,7 +92,12 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
 
 
 def show_document(
-    view: StudyView, trial: Trial, *, serve_line: str | None = None, log_path: str | None = None
+    view: StudyView,
+    trial: Trial,
+    *,
+    serve_line: str | None = None,
+    log_path: str | None = None,
+    attempts: Sequence[AttemptRecord] = (),
 ) -> dict[str, Any]:
     """All the evidence of one trial (`show --json`)."""
     result = trial.result
@@ -124,6 +132,7 @@ def show_document(
         "goodput": _goodput(result.goodput) if result and result.goodput else None,
         "phase_seconds": {str(phase): value for phase, value in result.phase_seconds} if result else {},
         "levels": [level_document(level) for level in result.measurements] if result else [],
+        "life": life_document(attempts),
     }
 
 

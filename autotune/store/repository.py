@@ -19,7 +19,8 @@ from sqlalchemy.orm import Session, selectinload
 
 from autotune.engine.base import ServerIdentity
 from autotune.errors import StorageError, StudyBusy, StudyMismatch, UnknownName
-from autotune.records import ClockKind, Config, LoadPlan, Origin, Phase, Trial, TrialResult
+from autotune.life import Transition
+from autotune.records import ClockKind, Config, LoadPlan, Origin, Trial, TrialResult
 from autotune.store import rows
 from autotune.store.codec import UndecodableRecord, decode
 from autotune.store.connection import BUSY_TIMEOUT_S, WRITE, Location, connect, locate, translated
@@ -32,7 +33,7 @@ from autotune.store.study_record import (
     StudySpec,
     StudyState,
 )
-from autotune.store.tables import AttemptRow, PhaseChangeRow, PromotionRow, StudyRow, TrialRow
+from autotune.store.tables import AttemptRow, PromotionRow, StudyRow, TransitionRow, TrialRow
 
 IDS_PER_QUERY = 500
 """SQLite takes 32,766 values in a statement, older ones 999."""
@@ -221,8 +222,13 @@ class Store:
         directory: str | Path,
         argv: Sequence[str] = (),
         identity: ServerIdentity | None = None,
+        move: Transition | None = None,
     ) -> int:
-        """A launch of a trial begins; its 1-based number. `argv` must hold no secret."""
+        """A launch of a trial begins; its 1-based number. `argv` must hold no secret.
+
+        Args:
+            move: of the trial's life, stored with it; the same of all verbs that take one.
+        """
         with self._write() as session:
             row = self._trial(session, study, trial)
             self._refuse_finished(study, row)
@@ -235,6 +241,7 @@ class Store:
                 directory=str(directory),
                 argv=list(argv),
                 identity=rows.encoded(identity),
+                transitions=self._moves(move),
             )
             session.add(attempt)
             return number
@@ -254,20 +261,19 @@ class Store:
         study: str,
         trial: int,
         attempt: int,
-        phase: Phase,
+        move: Transition,
         *,
         at_utc: datetime,
         elapsed_s: float,
         clock: ClockKind,
     ) -> None:
-        """The attempt entered a phase, `elapsed_s` after its start on `clock`."""
+        """The attempt entered another phase, `elapsed_s` after its start on `clock`."""
         with self._write() as session:
-            row = self._attempt(session, study, trial, attempt)
-            change = PhaseChangeRow(phase=phase.value, at_utc=at_utc, elapsed_s=elapsed_s, clock=clock.value)
-            change.attempt_id = row.id
+            change = rows.transition_row(move, at_utc, elapsed_s, clock)
+            change.attempt_id = self._attempt(session, study, trial, attempt).id
             session.add(change)
 
-    def finish_trial(self, study: str, trial: int, result: TrialResult) -> Trial:
+    def finish_trial(self, study: str, trial: int, result: TrialResult, *, move: Transition | None = None) -> Trial:
         """The trial's outcome with all its evidence, in one transaction; its open attempt ends with it.
 
         Raises:
@@ -280,17 +286,21 @@ class Store:
             for attempt in row.attempts:
                 if attempt.state == AttemptState.OPEN.value:
                     attempt.state, attempt.ended_at = AttemptState.ENDED.value, now
+            if row.attempts:
+                row.attempts[-1].transitions += self._moves(move)
             finished = replace(rows.trial_record(row), result=result)
             rows.fill_result(row, finished, result, now)
             return finished
 
-    def fault_attempt(self, study: str, trial: int, attempt: int, result: TrialResult) -> None:
+    def fault_attempt(
+        self, study: str, trial: int, attempt: int, result: TrialResult, *, move: Transition | None = None
+    ) -> None:
         """The environment spoilt this attempt: keep its evidence, the trial stays to be tried again."""
-        self._end(study, trial, attempt, AttemptState.FAULTED, result)
+        self._end(study, trial, attempt, AttemptState.FAULTED, result, move)
 
-    def interrupt_attempt(self, study: str, trial: int, attempt: int) -> None:
+    def interrupt_attempt(self, study: str, trial: int, attempt: int, *, move: Transition | None = None) -> None:
         """Ctrl-C or a dead tuner ended this attempt: the trial is run again, and no retry is used up."""
-        self._end(study, trial, attempt, AttemptState.INTERRUPTED, None)
+        self._end(study, trial, attempt, AttemptState.INTERRUPTED, None, move)
 
     def unfinished_attempts(self, study: str | None = None) -> tuple[AttemptRecord, ...]:
         """Open attempts, of one study or of all: after a kill -9, what must be reaped and then marked interrupted."""
@@ -301,7 +311,7 @@ class Store:
             return self._attempt_records(session, wanted)
 
     def attempts(self, study: str, trial: int) -> tuple[AttemptRecord, ...]:
-        """All attempts of a trial, first to last, with their phases."""
+        """All attempts of a trial, first to last, with the moves of the trial's life."""
         with self._read() as session:
             row = self._trial(session, study, trial)
             return self._attempt_records(session, _attempts().where(AttemptRow.trial_id == row.id))
@@ -428,7 +438,18 @@ class Store:
             raise StorageError(f"{self.location.label}: trial {trial} of {study!r} has no attempt {number}")
         return found
 
-    def _end(self, study: str, trial: int, attempt: int, state: AttemptState, result: TrialResult | None) -> None:
+    def _moves(self, move: Transition | None) -> list[TransitionRow]:
+        return [] if move is None else [rows.transition_row(move, self._now())]
+
+    def _end(
+        self,
+        study: str,
+        trial: int,
+        attempt: int,
+        state: AttemptState,
+        result: TrialResult | None,
+        move: Transition | None,
+    ) -> None:
         with self._write() as session:
             row = self._attempt(session, study, trial, attempt)
             if row.state != AttemptState.OPEN.value:
@@ -437,6 +458,7 @@ class Store:
                 )
             row.state, row.ended_at = state.value, self._now()
             row.result = rows.encoded(result)
+            row.transitions += self._moves(move)
 
     def _refuse_finished(self, study: str, row: TrialRow) -> None:
         if row.result is not None:
@@ -454,6 +476,6 @@ def _attempts() -> Select[AttemptRow, str]:
         select(AttemptRow, StudyRow.name)
         .join(TrialRow, AttemptRow.trial_id == TrialRow.id)
         .join(StudyRow, TrialRow.study_id == StudyRow.id)
-        .options(selectinload(AttemptRow.phases))
+        .options(selectinload(AttemptRow.transitions))
         .order_by(AttemptRow.id)
     )

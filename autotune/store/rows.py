@@ -7,14 +7,15 @@ from datetime import datetime
 from typing import Any
 
 from autotune.engine.base import ServerIdentity
+from autotune.life import Event, State, Transition
 from autotune.records import (
     ClockKind,
     Config,
     EngineKind,
+    FailureClass,
     LevelRole,
     Measurement,
     Origin,
-    Phase,
     Trial,
     TrialResult,
 )
@@ -22,13 +23,20 @@ from autotune.store.codec import decode, decode_value, encode
 from autotune.store.study_record import (
     AttemptRecord,
     AttemptState,
-    PhaseChange,
     PromotionRecord,
     StudyRecord,
     StudySpec,
     StudyState,
+    TransitionRecord,
 )
-from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, StudyRow, TrialRow
+from autotune.store.tables import (
+    AttemptRow,
+    MeasurementRow,
+    PromotionRow,
+    StudyRow,
+    TransitionRow,
+    TrialRow,
+)
 
 
 def encoded(record: object) -> Any:
@@ -159,16 +167,34 @@ def attempt_record(study: str, row: AttemptRow) -> AttemptRecord:
         argv=tuple(row.argv),
         identity=decode(ServerIdentity, row.identity) if row.identity is not None else None,
         result=_result(row.trial) if state is AttemptState.ENDED else own,
-        phases=tuple(
-            PhaseChange(
-                phase=Phase(change.phase),
-                at_utc=change.at_utc,
-                elapsed_s=change.elapsed_s,
-                clock=ClockKind(change.clock),
-            )
-            for change in row.phases
-        ),
+        transitions=tuple(_transition_record(found) for found in row.transitions),
     )
+
+
+def transition_row(
+    move: Transition, at_utc: datetime, elapsed_s: float | None = None, clock: ClockKind | None = None
+) -> TransitionRow:
+    """A move to store."""
+    return TransitionRow(
+        before=move.before.value,
+        event=move.event.value,
+        after=move.after.value,
+        reason=None if move.reason is None else move.reason.value,
+        at_utc=at_utc,
+        elapsed_s=elapsed_s,
+        clock=None if clock is None else clock.value,
+    )
+
+
+def _transition_record(row: TransitionRow) -> TransitionRecord:
+    move = Transition(
+        before=State(row.before),
+        event=Event(row.event),
+        after=State(row.after),
+        reason=None if row.reason is None else FailureClass(row.reason),
+    )
+    clock = None if row.clock is None else ClockKind(row.clock)
+    return TransitionRecord(move=move, at_utc=row.at_utc, elapsed_s=row.elapsed_s, clock=clock)
 
 
 def promotion_record(study: str, row: PromotionRow) -> PromotionRecord:

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.engine.base import ServerIdentity
-from autotune.records import ClockKind, EngineKind, Phase, TrialResult, Value
+from autotune.life import Transition
+from autotune.records import ClockKind, EngineKind, TrialResult, Value
 
 
 class StudyState(StrEnum):
@@ -65,13 +66,13 @@ class StudyRecord(StudySpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseChange:
-    """An attempt entered a phase; `elapsed_s` counts from the attempt's start on `clock`."""
+class TransitionRecord:
+    """A move of a trial's life; where it began a phase, `elapsed_s` counts from the attempt's start on `clock`."""
 
-    phase: Phase
+    move: Transition
     at_utc: datetime
-    elapsed_s: float
-    clock: ClockKind
+    elapsed_s: float | None = None
+    clock: ClockKind | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,7 @@ class AttemptRecord:
     Attributes:
         identity: of the server's processes, to reap them; None for engines that start none, or before the start.
         result: how it ended; None while open and after an interruption.
+        transitions: of the trial's life while this attempt was its latest, in order.
     """
 
     study: str
@@ -93,7 +95,7 @@ class AttemptRecord:
     argv: tuple[str, ...]
     identity: ServerIdentity | None
     result: TrialResult | None
-    phases: tuple[PhaseChange, ...] = ()
+    transitions: tuple[TransitionRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

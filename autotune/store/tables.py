@@ -137,20 +137,23 @@ class AttemptRow(Base):
     result: Mapped[dict[str, Any] | None]
 
     trial: Mapped[TrialRow] = relationship(back_populates="attempts")
-    phases: Mapped[list[PhaseChangeRow]] = relationship(order_by="PhaseChangeRow.id")
+    transitions: Mapped[list[TransitionRow]] = relationship(order_by="TransitionRow.id")
 
 
-class PhaseChangeRow(Base):
-    """An attempt entered a phase."""
+class TransitionRow(Base):
+    """A move of the trial's life (`life.py`) that belongs to this attempt; `elapsed_s` only where a phase began."""
 
-    __tablename__ = "autotune_phase_changes"
+    __tablename__ = "autotune_transitions"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     attempt_id: Mapped[int] = mapped_column(ForeignKey("autotune_attempts.id", ondelete="CASCADE"), index=True)
-    phase: Mapped[str] = mapped_column(String(20))
+    before: Mapped[str] = mapped_column(String(20))
+    event: Mapped[str] = mapped_column(String(20))
+    after: Mapped[str] = mapped_column(String(20))
+    reason: Mapped[str | None] = mapped_column(String(40))
     at_utc: Mapped[datetime]
-    elapsed_s: Mapped[float]
-    clock: Mapped[str] = mapped_column(String(20))
+    elapsed_s: Mapped[float | None]
+    clock: Mapped[str | None] = mapped_column(String(20))
 
 
 class MeasurementRow(Base):

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.engine.base import ServerIdentity
 from autotune.errors import ExitCode, StorageError, StudyBusy, StudyMismatch, UnknownName
+from autotune.life import Event, State, Transition
 from autotune.records import (
     Arrivals,
     ClockKind,
@@ -30,7 +31,13 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.store.repository import Store
-from autotune.store.study_record import AttemptState, PromotionRecord, StudySpec, StudyState
+from autotune.store.study_record import (
+    AttemptState,
+    PromotionRecord,
+    StudySpec,
+    StudyState,
+    TransitionRecord,
+)
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -186,18 +193,21 @@ def test_a_trial_from_begin_to_end(store, study):
     assert (begun.number, begun.attempts, begun.result, begun.argv, begun.directory) == (0, 0, None, (), None)
     assert store.begin_attempt(study, 0, directory="t/0", argv=["vllm", "serve"]) == 1
     store.record_identity(study, 0, 1, IDENTITY)
-    for second, phase in enumerate((Phase.WAITING, Phase.LAUNCHING, Phase.MEASURING)):
+    moves = []
+    for second, event in enumerate((Event.LAUNCH, Event.READY, Event.WARM)):
         at = START + timedelta(seconds=second)
-        store.record_phase(study, 0, 1, phase, at_utc=at, elapsed_s=float(second), clock=ClockKind.WALL)
+        moves.append(Transition(before=State.WAITING, event=event, after=State.WARMING))
+        store.record_phase(study, 0, 1, moves[-1], at_utc=at, elapsed_s=float(second), clock=ClockKind.WALL)
     store.record_argv(study, 0, 1, ["vllm", "serve", "--port", "8001"])
     (open_one,) = store.unfinished_attempts()
     assert (open_one.study, open_one.trial, open_one.number, open_one.state) == (study, 0, 1, AttemptState.OPEN)
     assert (open_one.identity, open_one.ended_at, open_one.result) == (IDENTITY, None, None)
-    assert [(change.phase, change.elapsed_s) for change in open_one.phases] == [
-        (Phase.WAITING, 0.0),
-        (Phase.LAUNCHING, 1.0),
-        (Phase.MEASURING, 2.0),
-    ]
+    assert open_one.transitions == tuple(
+        TransitionRecord(
+            move=move, at_utc=START + timedelta(seconds=second), elapsed_s=float(second), clock=ClockKind.WALL
+        )
+        for second, move in enumerate(moves)
+    )
     finished = store.finish_trial(study, 0, MEASURED)
     assert store.trials(study) == (finished,)
     assert finished == replace(

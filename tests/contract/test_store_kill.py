@@ -19,7 +19,8 @@ TUNER = textwrap.dedent(
     sys.path[:0] = sys.argv[3:]
     import store_samples as samples
     from datetime import UTC, datetime
-    from autotune.records import ClockKind, Phase
+    from autotune.life import Event, State, Transition
+    from autotune.records import ClockKind
     from autotune.store.repository import Store
 
     with Store.open(sys.argv[1]) as store, open(sys.argv[2], "a") as journal:
@@ -34,9 +35,11 @@ TUNER = textwrap.dedent(
                 samples.begin_trial(store, number)
             waiting = []
             attempt = store.begin_attempt("s", number, directory=f"t/{number}")
-            for phase in (Phase.LAUNCHING, Phase.MEASURING):
-                at = datetime.now(UTC)
-                store.record_phase("s", number, attempt, phase, at_utc=at, elapsed_s=1.0, clock=ClockKind.VIRTUAL)
+            for before, event, after in (
+                (State.WAITING, Event.LAUNCH, State.LAUNCHING), (State.LAUNCHING, Event.READY, State.WARMING)
+            ):
+                at, move = datetime.now(UTC), Transition(before=before, event=event, after=after)
+                store.record_phase("s", number, attempt, move, at_utc=at, elapsed_s=1.0, clock=ClockKind.VIRTUAL)
             store.finish_trial("s", number, samples.measured(1000.0 + number))
             journal.write(f"{number}\\n")
             journal.flush()

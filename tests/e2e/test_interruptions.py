@@ -48,8 +48,8 @@ PHASES = ("launching", "warming", "measuring", "stopping")
 
 OPEN = "FROM autotune_attempts WHERE state = 'open'"
 LATEST_PHASE = """
-SELECT p.phase FROM autotune_phase_changes p JOIN autotune_attempts a ON a.id = p.attempt_id
-WHERE a.state = 'open' ORDER BY p.id DESC LIMIT 1
+SELECT t.after FROM autotune_transitions t JOIN autotune_attempts a ON a.id = t.attempt_id
+WHERE a.state = 'open' ORDER BY t.id DESC LIMIT 1
 """
 
 
@@ -328,6 +328,14 @@ def a_busy_gpu_is_tried_again_and_then_faulted(study: Study) -> None:
     assert (trial["outcome"], trial["reason"], trial["attempts"]) == ("faulted", "gpu_busy", 2)
     assert ended.document["infeasible"] == []
     assert "launched again" in ended.err
+    life = run(study.folder, "show", "s", "0", "--json").document["life"]
+    assert [[move["event"] for move in attempt["moves"]] for attempt in life] == [
+        ["attempt", "launch", "end", "spoilt"], ["attempt", "launch", "end", "exhausted"]
+    ]  # fmt: skip
+    assert [attempt["moves"][-1]["reason"] for attempt in life] == ["gpu_busy", "gpu_busy"]
+    text = run(study.folder, "show", "s", "0").out
+    assert "spoilt (gpu_busy)" in text
+    assert "exhausted (gpu_busy)" in text
     assert study.trials() == [(0, "faulted", "faulted,ended")]
 
 

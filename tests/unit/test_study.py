@@ -14,6 +14,7 @@ import pytest
 from autotune.engine.compile_cache import REPLACED
 from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
+from autotune.life import MOST_LOST, Event
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, Trial
@@ -26,6 +27,7 @@ from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import AttemptState, StudyState
 from autotune.study import StudyRun
+from autotune.trial_life import TrialLife
 
 SPACE = """
 name: s
@@ -242,6 +244,46 @@ def test_a_crash_that_every_attempt_repeats_is_the_configs_own(tmp_path: Path) -
 
     outcome, _ = finished(tmp_path, script, trials=7)
     assert sum(1 for t in outcome.trials if t.result and t.result.outcome is Outcome.INFEASIBLE) == 2
+
+
+def test_a_package_that_one_config_lacks_does_not_end_a_study_that_has_served(tmp_path: Path) -> None:
+    lacking = Failure(kind=FailureClass.MISSING_DEPENDENCY, line="No module named 'flashinfer'")
+
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=lacking) if config.get("max-num-seqs") == 64 else speeds(config, before)
+
+    outcome, _ = finished(tmp_path, script, trials=7)
+    ended = [t for t in outcome.trials if t.result and t.result.failure == lacking]
+    assert [(t.attempts, t.result and t.result.outcome) for t in ended] == [(1, Outcome.INFEASIBLE)] * 2
+
+
+def test_every_move_is_stored_and_a_trial_that_kills_its_tuner_each_time_is_given_up(tmp_path: Path) -> None:
+    def script(config: Config, before: int) -> Script:
+        return Script(launch_failure=BUSY) if before == 0 else speeds(config, before)
+
+    with study_run(tmp_path, FakeEngine(script=script), trials=1) as (run, _):
+        asyncio.run(run.run())
+        told = [str(found.move) for attempt in run.store.attempts("s", 0) for found in attempt.transitions]
+    assert told == [
+        "proposed -attempt-> waiting", "waiting -launch-> launching", "launching -end-> ended",
+        "ended -spoilt (gpu_busy)-> backing_off", "backing_off -attempt-> waiting", "waiting -launch-> launching",
+        "launching -ready-> warming", "warming -warm-> measuring", "measuring -stop-> stopping",
+        "stopping -end-> ended", "ended -measured-> done",
+    ]  # fmt: skip
+    (tmp_path / "lost").mkdir()
+    with study_run(tmp_path / "lost", FakeEngine(script=speeds), trials=1) as (run, _):
+        config, origin, _ = run._next() or pytest.fail("nothing to launch")
+        run.store.begin_trial("s", config=config, origin=origin, gpus=1)
+        for _ in range(MOST_LOST):
+            TrialLife(run.store, "s", 0).begin(tmp_path)
+            TrialLife(run.store, "s", 0).cut_off(Event.LOST)
+        asyncio.run(run.run())
+        (given_up,) = run.store.trials("s")
+    assert given_up.attempts == MOST_LOST
+    assert given_up.result is not None
+    assert given_up.result.outcome is Outcome.FAULTED
+    assert given_up.result.failure is not None
+    assert f"killed in {MOST_LOST} attempts" in (given_up.result.failure.line or "")
 
 
 def test_a_crash_once_is_nothing_to_learn_from(tmp_path: Path) -> None:

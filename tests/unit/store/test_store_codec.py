@@ -18,13 +18,13 @@ import autotune.records as records
 from autotune.engine.base import ServerIdentity
 from autotune.records import Config, Estimate, Failure, FailureClass, Gpu, Origin, Trial, TrialResult
 from autotune.store.codec import UndecodableRecord, decode, encode
-from autotune.store.study_record import PhaseChange, StudySpec
+from autotune.store.study_record import StudySpec, TransitionRecord
 
 RECORDS = [
     found
     for name in records.__all__
     if inspect.isclass(found := getattr(records, name)) and dataclasses.is_dataclass(found)
-] + [ServerIdentity, StudySpec, PhaseChange]
+] + [ServerIdentity, StudySpec, TransitionRecord]
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(datetime, st.datetimes(timezones=st.just(UTC)))

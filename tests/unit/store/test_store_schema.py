@@ -13,11 +13,13 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from autotune.errors import ExitCode, SchemaMismatch
-from autotune.records import Config, Origin
+from autotune.life import Event, State
+from autotune.records import ClockKind, Config, FailureClass, Origin, Outcome, Phase
 from autotune.store.connection import WRITE, connect, locate
 from autotune.store.repository import Store
 from autotune.store.schema import alembic_config, head_revision, ours
 from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE, Base
+from autotune.trial_life import TrialLife
 
 
 def tables_of(path):
@@ -101,6 +103,44 @@ def test_a_database_of_the_first_revision_goes_on_with_all_its_trials(tmp_path):
             samples.spec().name, number=1, config=Config.of({"x": 1}), origin=Origin.SAMPLER, gpus=1, why="prior: more"
         )
         assert store.trials(samples.spec().name)[1].why == "prior: more"
+
+
+def test_moves_of_older_databases_are_told_from_what_they_hold(tmp_path):
+    """Three trials with every way for an attempt to end, back to the revision without moves, and up again."""
+    path = tmp_path / "a.db"
+    busy, gated = (samples.failed(Outcome.FAULTED, kind) for kind in (FailureClass.GPU_BUSY, FailureClass.MODEL_ACCESS))
+    crash = samples.failed(Outcome.FAULTED, FailureClass.CRASH)
+    start, whole = (Phase.LAUNCHING, Phase.ENDED), tuple(Phase)[1:]
+    lives = (
+        ((start, Event.SPOILT, busy), ((Phase.LAUNCHING, Phase.WARMING), Event.INTERRUPTED, None),
+         (whole, Event.MEASURED, samples.measured())),
+        ((start, Event.FATAL, gated), (whole, Event.SPOILT, crash), (whole, Event.REPEATED, crash)),
+        ((start, Event.SPOILT, busy), (start, Event.EXHAUSTED, busy)),
+    )  # fmt: skip
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+        for number, attempts in enumerate(lives):
+            samples.begin_trial(store, number)
+            kept = TrialLife(store, "s", number)
+            for phases, event, result in attempts:
+                kept.begin(tmp_path)
+                for second, phase in enumerate(phases):
+                    kept.enter(phase, float(second), ClockKind.WALL)
+                kept.cut_off(event) if result is None else kept.end(event, result)
+        told = [store.attempts("s", number) for number in range(len(lives))]
+    engine = connect(locate(path), create=False)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        downgrade(alembic_config(connection), "0002")
+        assert connection.exec_driver_sql("SELECT count(*) FROM autotune_phase_changes").scalar() == 25
+    engine.dispose()
+    with Store.open(path) as store:
+        again = [store.attempts("s", number) for number in range(len(lives))]
+        assert [TrialLife(store, "s", number).life.state for number in range(3)] == [State.DONE] * 3
+    for before, after in zip(told, again, strict=True):
+        for was, now in zip(before, after, strict=True):
+            assert [(one.move, one.elapsed_s, one.clock) for one in now.transitions] == [
+                (one.move, one.elapsed_s, one.clock) for one in was.transitions
+            ]
 
 
 def test_many_programs_may_open_a_new_database_at_once(tmp_path):

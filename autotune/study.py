@@ -35,7 +35,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.search.again import Again, lacking, next_again, seed_of
-from autotune.search.asked import asked_rule, asked_slo
+from autotune.search.asked import asked_lossy, asked_rule, asked_slo
 from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
 from autotune.search.prior.expectation import Reason
@@ -178,7 +178,8 @@ class StudyRun:
         self.proposer.believe(prior_of(self.plan, load, coefficients=learnt), completer(self.plan))
 
     def _pick(self, trials: Sequence[Trial]) -> Pick | None:
-        return pick(trials, rule=asked_rule(self.study.spec, self.plan.pick_rule), slo=self.slo)
+        spec = self.study.spec
+        return pick(trials, rule=asked_rule(spec, self.plan.pick_rule), slo=self.slo, lossy=asked_lossy(spec))
 
     def _trials(self) -> tuple[Trial, ...]:
         return self.store.trials(self.study.name)
@@ -210,6 +211,7 @@ class StudyRun:
             repeats,
             rule=asked_rule(self.study.spec, self.plan.pick_rule),
             slo=self.slo,
+            lossy=asked_lossy(self.study.spec),
             spare=self._time_for(1 + lacking(trials, chosen, repeats)),
             last=not self._time_for(2),
         )

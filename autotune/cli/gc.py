@@ -120,12 +120,14 @@ class Done:
 def _facts(store: Store, study: StudyRecord, places: Places, me: LockHolder | None = None) -> StudyFacts:
     """What decides about the files of one study, as it is now; `me` may hold its lock."""
     from autotune.retention import StudyFacts, protected_trials
-    from autotune.search.asked import asked_rule, asked_slo
+    from autotune.search.asked import asked_lossy, asked_rule, asked_slo
     from autotune.search.pareto import front_of, pick
     from autotune.store.raw_files import list_raw_files
 
     trials = store.trials(study.name)
-    chosen = pick(trials, rule=asked_rule(study.spec, None), slo=asked_slo(study.spec, None))
+    chosen = pick(
+        trials, rule=asked_rule(study.spec, None), slo=asked_slo(study.spec, None), lossy=asked_lossy(study.spec)
+    )
     files = list_raw_files(places.root, study.name)
     return StudyFacts(
         name=study.name,

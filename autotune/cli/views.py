@@ -12,7 +12,7 @@ from autotune.engine.flags import from_argv
 from autotune.errors import AutotuneError, StorageError, UnknownName
 from autotune.records import LoadPlan, ModelShape, Node, PickRule, Trial
 from autotune.report.view import Background, Running, StudyView
-from autotune.search.asked import asked_rule, asked_slo
+from autotune.search.asked import asked_lossy, asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.store.codec import decode
 from autotune.store.places import Places
@@ -110,7 +110,8 @@ def view_of(
         trials=trials,
         front=front_of(trials),
         baseline=0 if trials else None,
-        pick=pick(trials, rule=asked_rule(spec, rule), slo=limit),
+        pick=pick(trials, rule=asked_rule(spec, rule), slo=limit, lossy=asked_lossy(spec)),
+        lossy=asked_lossy(spec),
         slo=limit,
         directory=str(places.folder(study.name).path),
         background=background_of(study),

@@ -186,10 +186,15 @@ class PickRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pick:
-    """The one trial we recommend, and why. Gains are ratios to the baseline (1.25: 25 % more)."""
+    """The one trial we recommend, and why. Gains are ratios to the baseline (1.25: 25 % more).
+
+    Attributes:
+        instead_of: the trial that the rule alone would have taken, where launches do not tell it from this plainer one.
+    """
 
     number: int
     rule: PickRule
     reason: str
     throughput_gain: float | None = None
     ttft_gain: float | None = None
+    instead_of: int | None = None

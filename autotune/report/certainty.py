@@ -107,14 +107,28 @@ def _ties(standing: Standing, found: Assessment) -> list[str]:
     if not standing.tied_with:
         return []
     others = [number for number in standing.tied_with if number != 0 or not found.tied_with_baseline]
+    named = "; ".join(f"trial {number}{_flags(found.standing(number))}" for number in others[:MOST_NAMED])
+    more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
     lines = (
         ["Statistically tied with the baseline: vLLM's defaults may be as good."] if found.tied_with_baseline else []
     )
     if others:
-        lines.append(
-            f"Statistically tied with the pick: trial {_numbers(others)}; launches of one config differ as much."
-        )
+        own = "" if standing.plainness is None else f"; the pick has {_count(standing.plainness.changes)}"
+        lines.append(f"Statistically tied with the pick: {named}{more}{own}. Launches of one config differ as much.")
     return lines
+
+
+def _flags(standing: Standing | None) -> str:
+    """What it changes of the baseline: ` (6 changes, of which kv-cache-dtype=fp8 may change answers)`."""
+    plain = None if standing is None else standing.plainness
+    if plain is None:
+        return ""
+    risk = f", of which {', '.join(plain.lossy)} may change answers" if plain.lossy else ""
+    return f" ({_count(plain.changes)}{risk})"
+
+
+def _count(changes: int) -> str:
+    return f"{changes} {'change' if changes == 1 else 'changes'}"
 
 
 def _sureness(found: Assessment) -> str:
@@ -167,7 +181,7 @@ def _numbers(numbers: tuple[int, ...] | list[int]) -> str:
 
 
 _STANDING = (
-    *("front_probability", "pick_probability", "tied_with", "beaten_by"),
+    *("front_probability", "pick_probability", "tied_with", "beaten_by", "changes", "lossy"),
     *("expected_tok_s_per_gpu", "expected_tok_s_per_gpu_interval"),
     *("expected_ttft_p95_s", "expected_ttft_p95_s_interval"),
 )
@@ -183,6 +197,8 @@ def standing_document(found: Assessment, number: int) -> dict[str, Any]:
         "pick_probability": standing.pick_probability,
         "tied_with": list(standing.tied_with),
         "beaten_by": list(standing.beaten_by),
+        "changes": None if standing.plainness is None else standing.plainness.changes,
+        "lossy": None if standing.plainness is None else list(standing.plainness.lossy),
         **_figure("expected_tok_s_per_gpu", standing.tok_s_per_gpu),
         **_figure("expected_ttft_p95_s", standing.ttft_p95_s),
     }
@@ -190,7 +206,10 @@ def standing_document(found: Assessment, number: int) -> dict[str, Any]:
 
 def pick_document(found: Assessment) -> dict[str, Any]:
     """What is added to the pick."""
+    standing = found.standing(found.pick)
+    tied = () if standing is None else standing.tied_with
     return {
+        "tied": [{"trial": number, **standing_document(found, number)} for number in tied],
         "validated": is_validated(found),
         "validation": _validation_document(found.validation),
         "tied_with_baseline": found.tied_with_baseline,

@@ -16,7 +16,8 @@ from rich.text import Text
 from autotune.records import Estimate, LevelRole, Measurement, Trial, Value
 from autotune.report.grid import add, column, grid, titled
 from autotune.report.view import StudyView
-from autotune.report.wording import MISSING, printable, rate, setting, starting_values
+from autotune.report.wording import MISSING, printable, rate, setting
+from autotune.search.baseline_values import starting_values
 from autotune.search.noise import Difference, RunNoise, difference, run_noise
 from autotune.units import format_seconds
 

@@ -171,6 +171,7 @@ def _pick(view: StudyView, found: Assessment) -> dict[str, Any] | None:
         **pick_document(found),
         "reason": pick.reason,
         "rule": str(pick.rule),
+        "instead_of": pick.instead_of,
         "throughput_gain": pick.throughput_gain,
         "ttft_gain": pick.ttft_gain,
     }

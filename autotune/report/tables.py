@@ -29,15 +29,13 @@ from autotune.report.wording import (
     settings,
 )
 from autotune.search.objective import is_goodput
+from autotune.search.plainness import EXACT_KV_DTYPES
 
 GOODPUT = "goodput/s per GPU"
 """Requests/s at the highest rate within the SLO."""
 
 _FIGURES = {"trial", "GPUs", "runs", GOODPUT, "tok/s per GPU", "tok/s", "TTFT p95"}
 _COUNTS = {"trials", "measured", "infeasible", "elapsed", "pid"}
-EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
-"""KV cache types that keep what the model computes."""
-
 _NUMERIC = frozenset(_FIGURES | _COUNTS)
 
 

@@ -88,6 +88,7 @@ class StudyView:
         front: numbers of the trials on the front.
         baseline: number of the baseline trial; None before it ran.
         slo: the limit that the pick had to meet, if one was given.
+        lossy: parameters that the space says may change answers.
         directory: where the raw files lie.
         explanation: what the study has learnt, where its short version is to be shown.
         running: what runs today of this model; None where nothing was promoted.
@@ -104,6 +105,7 @@ class StudyView:
     baseline: int | None = None
     pick: Pick | None = None
     slo: Slo | None = None
+    lossy: frozenset[str] = frozenset()
     directory: str | None = None
     background: Background | None = None
     explanation: Explanation | None = None
@@ -148,7 +150,8 @@ class StudyView:
 
     def assessment(self) -> Assessment:
         """How sure front and pick are; worked out anew at each call (tens of milliseconds)."""
-        return assess(self.trials, self.pick, rule=self.pick.rule if self.pick else PickRule.KNEE, slo=self.slo)
+        rule = self.pick.rule if self.pick else PickRule.KNEE
+        return assess(self.trials, self.pick, rule=rule, slo=self.slo, lossy=self.lossy)
 
     @property
     def front_trials(self) -> tuple[Trial, ...]:
@@ -159,10 +162,10 @@ class StudyView:
 
     @property
     def compared_trials(self) -> tuple[Trial, ...]:
-        """The front, lowest p95 TTFT first, then the baseline and what runs today, measured ones that are not on it."""
+        """The front, lowest p95 TTFT first, then pick, baseline and what runs today: measured ones that are not on it."""
         shown = list(self.front_trials)
         today = next((t for t in self.trials if self.running and self.running.is_of(t) and t.measured), None)
-        for trial in (self.baseline_trial, today):
+        for trial in (self.picked_trial, self.baseline_trial, today):
             hashes = {one.config.hash for one in shown}
             if trial is not None and trial.measured and trial.config.hash not in hashes:
                 shown.append(trial)

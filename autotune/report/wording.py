@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from autotune.records import Config, Estimate, Outcome, Trial, Value
+from autotune.search.baseline_values import starting_values
 from autotune.units import format_seconds
 
 MISSING = "-"
@@ -79,38 +80,6 @@ def setting(name: str, value: Value) -> str:
 def settings(config: Config) -> tuple[str, ...]:
     """All parameters that are not left to vLLM's default."""
     return tuple(setting(name, value) for name, value in config if value is not None)
-
-
-VLLM_DEFAULTS: Mapping[str, Value] = {
-    "enforce-eager": False,
-    "enable-expert-parallel": False,
-    "numa-bind": False,
-    "performance-mode": "balanced",
-    "stream-interval": 1,
-}
-"""What a server does not tell and vLLM 0.32 takes without a flag (`vllm/engine/arg_utils.py`)."""
-
-
-def starting_values(baseline: Trial | None) -> dict[str, Value]:
-    """What the baseline's server runs with: vLLM's defaults as that server told them, its own flags over them."""
-    if baseline is None:
-        return {}
-    facts = baseline.result.facts if baseline.result else None
-    told: dict[str, Value] = {f"{size}-parallel-size": 1 for size in ("tensor", "pipeline", "data")}
-    told |= VLLM_DEFAULTS
-    if facts is not None:
-        told |= {
-            "max-model-len": facts.max_model_len,
-            "max-num-seqs": facts.max_num_seqs,
-            "max-num-batched-tokens": facts.max_num_batched_tokens,
-            "gpu-memory-utilization": facts.gpu_memory_utilization,
-            "kv-cache-dtype": facts.kv_cache_dtype,
-            "dtype": facts.dtype,
-            "enable-prefix-caching": facts.prefix_caching,
-            "enable-chunked-prefill": facts.chunked_prefill,
-        }
-    given = {name: value for name, value in baseline.config if value is not None}
-    return {**{name: value for name, value in told.items() if value is not None}, **given}
 
 
 def changes(config: Config, baseline: Trial | None) -> tuple[str, ...]:

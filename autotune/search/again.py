@@ -49,6 +49,7 @@ def next_again(
     *,
     rule: PickRule = PickRule.KNEE,
     slo: Slo | None = None,
+    lossy: frozenset[str] = frozenset(),
     spare: bool = True,
     last: bool = False,
 ) -> Again | None:
@@ -56,6 +57,7 @@ def next_again(
 
     Args:
         pick: from these trials, by `rule` or under `slo`.
+        lossy: parameters that the space says may change answers.
         repeats: most launches again of one config.
         spare: whether there is time for others than baseline and pick.
         last: whether there is time for one launch only: the pick then has it on fresh seeds.
@@ -68,7 +70,7 @@ def next_again(
     # A baseline that was launched more than once again has had its last launch: the study is over but for the pick.
     over = repeats > 1 and base is not None and not _lacks(trials, base, repeats)
     if spare and not over:
-        found = _least_sure(trials, assess(trials, pick, rule=rule, slo=slo), repeats)
+        found = _least_sure(trials, assess(trials, pick, rule=rule, slo=slo, lossy=lossy), repeats)
         if found is not None:
             return found
     chosen = _picked(trials, pick)

@@ -46,6 +46,13 @@ def asked_limits(spec: Mapping[str, Any], given: str | None) -> Slo | None:
     return None if asked_objective(spec) is Objective.GOODPUT else slo
 
 
+def asked_lossy(spec: Mapping[str, Any]) -> frozenset[str]:
+    """Parameters that the study's space says may change answers; none of a study that did not store its space."""
+    space = spec.get("space")
+    parameters = space.get("parameters", ()) if isinstance(space, Mapping) else ()
+    return frozenset(str(one["name"]) for one in parameters if one.get("lossy"))
+
+
 def asked_rule(spec: Mapping[str, Any], given: PickRule | None) -> PickRule:
     """How the pick is chosen where there is no limit."""
     return given or PickRule(spec.get("pick_rule", PickRule.KNEE))

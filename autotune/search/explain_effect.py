@@ -8,10 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from autotune.search.noise import RunNoise
-
-LEAST_MARGINS = (0.03, 0.10)
-"""Differences in throughput and TTFT below which nobody would choose one config over another."""
+from autotune.search.noise import LEAST_MARGINS, RunNoise
 
 UNSEEN = 1.5
 """Intervals of what was never launched are this much wider than the process says. It expects smooth differences; on six

@@ -27,6 +27,9 @@ differed by 0.5 % in throughput and by 1 % (p99) to 28 % (p50, closed loop) in T
 PRIOR_WEIGHT = 4.0
 """Repeats that the assumption counts for: with as many of the study's own, both have the same say."""
 
+LEAST_MARGINS = (0.03, 0.10)
+"""Differences in throughput and TTFT, of logarithms, for which nobody would choose one config over another."""
+
 _Z95 = NormalDist().inv_cdf(0.975)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from autotune.records import Estimate, Limit, Pick, PickRule, Slo, Trial
-from autotune.search.drift import undrifted
-from autotune.search.noise import difference, run_noise
 from autotune.search.objective import Point, limited, points
+from autotune.search.plainness import Plainer
 from autotune.units import format_seconds
 
 REFERENCE_THROUGHPUT_SHARE = 0.5
@@ -83,6 +83,7 @@ def pick(
     baseline: Trial | None = None,
     rule: PickRule = PickRule.KNEE,
     slo: Slo | None = None,
+    lossy: frozenset[str] = frozenset(),
 ) -> Pick | None:
     """The one trial to recommend, with its reason in plain words; None when nothing qualifies.
 
@@ -94,27 +95,80 @@ def pick(
     noise where one of them is near 0.) Without a baseline it is the point furthest from the chord between the front's
     ends, in log space. Ties: lower TTFT, then lower number.
 
+    What is tied with that one, qualifies as well and is plainer takes its place (`plainness.py`).
+
     Args:
         baseline: what gains are counted against; trial 0 when it is not given.
+        lossy: parameters that the space says may change answers.
     """
     found = points(trials)
+    choice = choice_of(found, trials, _baseline_point(found, trials, baseline), rule, slo)
+    if choice is None:
+        return None
+    plainer = Plainer.of(found, trials, lossy)
+    best = choice.best
+    chosen = best if plainer is None else choice.plainest(best, plainer)
+    return _made(choice, chosen, plainer)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a study's pick is chosen.
+
+    Attributes:
+        best: what the rule takes.
+        qualified: configs that it may take. On the front or not: a place beside it can be luck.
+        rank: the lowest is the best.
+        base: the baseline; None where it has no figures.
+        said: why the best one is.
+        judged: of a config that takes its place, what its limits were held against.
+    """
+
+    best: Point
+    qualified: Sequence[Point]
+    rank: Callable[[Point], tuple[float, ...]]
+    base: Point | None
+    rule: PickRule
+    said: str
+    judged: Callable[[Point], str] = lambda _: ""
+
+    def plainest(self, best: Point, plainer: Plainer) -> Point:
+        """What to recommend where `best` would be taken. No config takes the place of one that is no worse than the
+        baseline and is itself worse."""
+        base = self.base
+        guarded = base is not None and _no_worse(best, base)
+        others = [one for one in self.qualified if not guarded or base is None or _no_worse(one, base)]
+        return plainer.instead_of(best, others, self.rank)
+
+
+def choice_of(
+    found: Sequence[Point], trials: Sequence[Trial], base: Point | None, rule: PickRule, slo: Slo | None
+) -> Choice | None:
+    """How the pick is chosen among `found`; None when nothing qualifies."""
     if not found:
         return None
-    base = _baseline_point(found, trials, baseline)
     if slo is not None and found[0].goodput_rps_per_gpu is not None:
-        return _pick_goodput(trials, found, base, slo)
+        # Every goodput meets the SLO, which is how it was found; the levels of fixed load say nothing more of it.
+        best = min(found, key=_fastest)
+        return Choice(best, found, _fastest, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}")
     if slo is not None:
-        return _pick_slo(found, trials, base, slo)
+        return _choice_slo(found, trials, base, slo)
     on_front = [found[index] for index in front([point.values for point in found])]
     match rule:
         case PickRule.THROUGHPUT:
-            best = min(on_front, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-            return _made(trials, best, base, rule, f"the highest throughput: {_figures(best)}")
+            return Choice(min(on_front, key=_fastest), found, _fastest, base, rule, "the highest throughput")
         case PickRule.LATENCY:
-            best = min(on_front, key=lambda p: (p.ttft_p95_s.value, -p.tok_s_per_gpu.value, p.number))
-            return _made(trials, best, base, rule, f"the lowest p95 TTFT: {_figures(best)}")
+            return Choice(min(on_front, key=_quickest), found, _quickest, base, rule, "the lowest p95 TTFT")
         case PickRule.KNEE:
-            return _pick_knee(trials, on_front, base)
+            return _choice_knee(found, on_front, base)
+
+
+def _fastest(point: Point) -> tuple[float, ...]:
+    return -point.tok_s_per_gpu.value, point.ttft_p95_s.value, point.number
+
+
+def _quickest(point: Point) -> tuple[float, ...]:
+    return point.ttft_p95_s.value, -point.tok_s_per_gpu.value, point.number
 
 
 def _baseline_point(found: Sequence[Point], trials: Sequence[Trial], baseline: Trial | None) -> Point | None:
@@ -125,21 +179,19 @@ def _baseline_point(found: Sequence[Point], trials: Sequence[Trial], baseline: T
     return next((point for point in found if point.config_hash == baseline.config.hash), None)
 
 
-def _pick_slo(found: Sequence[Point], trials: Sequence[Trial], base: Point | None, slo: Slo) -> Pick | None:
+def _choice_slo(found: Sequence[Point], trials: Sequence[Trial], base: Point | None, slo: Slo) -> Choice | None:
     meeting = [
         point for point in found if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
     ]
     if not meeting:
         return None
-    best = min(meeting, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-    judged = "; ".join(_judged(limit, limited(best, trials, limit), alone=len(slo.limits) == 1) for limit in slo.limits)
-    return _made(
-        trials,
-        best,
-        base,
-        PickRule.THROUGHPUT,
-        f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}: {_figures(best)} ({judged})",
-    )
+
+    def judged(point: Point) -> str:
+        figures = [(limit, limited(point, trials, limit)) for limit in slo.limits]
+        return f" ({'; '.join(_judged(limit, figure, alone=len(figures) == 1) for limit, figure in figures)})"
+
+    said = f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}"
+    return Choice(min(meeting, key=_fastest), meeting, _fastest, base, PickRule.THROUGHPUT, said, judged)
 
 
 def _judged(limit: Limit, figure: Estimate | None, *, alone: bool) -> str:
@@ -155,28 +207,22 @@ def _judged(limit: Limit, figure: Estimate | None, *, alone: bool) -> str:
     )
 
 
-def _pick_goodput(trials: Sequence[Trial], found: Sequence[Point], base: Point | None, slo: Slo) -> Pick:
-    """Every goodput meets the SLO, which is how it was found; the levels of fixed load say nothing more of it."""
-    best = min(found, key=lambda p: (-p.tok_s_per_gpu.value, p.ttft_p95_s.value, p.number))
-    return _made(trials, best, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}: {_figures(best)}")
-
-
-def _pick_knee(trials: Sequence[Trial], on_front: Sequence[Point], base: Point | None) -> Pick:
+def _choice_knee(found: Sequence[Point], on_front: Sequence[Point], base: Point | None) -> Choice:
     if base is None:
-        best = min(on_front, key=lambda p: (-_bulge(p, on_front), p.ttft_p95_s.value, p.number))
-        why = "where more throughput begins to cost more TTFT than before"
-        return _made(
-            trials,
-            best,
-            base,
-            PickRule.KNEE,
-            f"the knee of the front, {why}: {_figures(best)} (the baseline has no figures to compare with)",
-        )
+
+        def bulging(point: Point) -> tuple[float, ...]:
+            return -_bulge(point, on_front), point.ttft_p95_s.value, point.number
+
+        said = "the knee of the front, where more throughput begins to cost more TTFT than before"
+        return Choice(min(on_front, key=bulging), found, bulging, base, PickRule.KNEE, said)
     no_worse = [point for point in on_front if _no_worse(point, base)]
     others = [point for point in no_worse if point is not base]
-    chosen = no_worse if others else on_front
     reference = reference_of(base)
-    best = min(chosen, key=lambda p: (-_alone(p, reference), p.ttft_p95_s.value, p.number))
+
+    def balanced(point: Point) -> tuple[float, ...]:
+        return -_alone(point, reference), point.ttft_p95_s.value, point.number
+
+    best = min(no_worse if others else on_front, key=balanced)
     if others == [best]:
         said = "the only config of the front no worse than the baseline (within its interval)"
     elif others:
@@ -185,7 +231,7 @@ def _pick_knee(trials: Sequence[Trial], on_front: Sequence[Point], base: Point |
     else:
         among = f"{_count(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"
         said = f"the best balance of {among}"
-    return _made(trials, best, base, PickRule.KNEE, f"{said}: {_figures(best)}")
+    return Choice(best, found, balanced, base, PickRule.KNEE, said)
 
 
 def _alone(point: Point, reference: tuple[float, float]) -> float:
@@ -216,20 +262,39 @@ def _bulge(point: Point, on_front: Sequence[Point]) -> float:
     return (x - x0) * (y1 - y0) - (y - y0) * (x1 - x0)
 
 
-def _made(trials: Sequence[Trial], best: Point, base: Point | None, rule: PickRule, reason: str) -> Pick:
-    text = f"{reason}{_against(trials, best, base)}"
-    if len(best.numbers) > 1:
-        text += f"; means of {len(best.numbers)} runs"
+def _made(choice: Choice, chosen: Point, plainer: Plainer | None) -> Pick:
+    best, base = choice.best, choice.base
+    text = f"{choice.said}: {_figures(best)}{choice.judged(chosen)}"
+    if plainer is not None and chosen is not best:
+        text = (
+            f"{_preferred(chosen, best, plainer)}: {_figures(chosen)}{choice.judged(chosen)}; trial {best.number} is "
+        )
+        text += f"{choice.said}: {_figures(best)}"
+    elif base is None:
+        text += " (the baseline has no figures to compare with)"
+    text += _against(chosen, base, plainer)
+    if len(chosen.numbers) > 1:
+        text += f"; means of {len(chosen.numbers)} runs"
     return Pick(
-        number=best.number,
-        rule=rule,
+        number=chosen.number,
+        rule=choice.rule,
         reason=text,
-        throughput_gain=None if base is None else best.tok_s_per_gpu.value / base.tok_s_per_gpu.value,
-        ttft_gain=None if base is None else best.ttft_p95_s.value / base.ttft_p95_s.value,
+        throughput_gain=None if base is None else chosen.tok_s_per_gpu.value / base.tok_s_per_gpu.value,
+        ttft_gain=None if base is None else chosen.ttft_p95_s.value / base.ttft_p95_s.value,
+        instead_of=None if chosen is best else best.number,
     )
 
 
-def _against(trials: Sequence[Trial], best: Point, base: Point | None) -> str:
+def _preferred(chosen: Point, best: Point, plainer: Plainer) -> str:
+    own, other = plainer.worth[chosen.number], plainer.worth[best.number]
+    if len(own.lossy) < len(other.lossy):
+        risk = f"{', '.join(other.lossy)} may change answers there"
+    else:
+        risk = f"that one has {_count(other.changes - own.changes, 'change')} more against the baseline"
+    return f"statistically tied with trial {best.number} and plainer ({risk})"
+
+
+def _against(best: Point, base: Point | None, plainer: Plainer | None) -> str:
     if base is None:
         return ""
     if best is base:
@@ -238,19 +303,9 @@ def _against(trials: Sequence[Trial], best: Point, base: Point | None) -> str:
     ttft = best.ttft_p95_s.value / base.ttft_p95_s.value - 1
     what = "throughput" if best.goodput_rps_per_gpu is None else "goodput"
     text = f"; {throughput:+.0%} {what} and {ttft:+.0%} p95 TTFT against the baseline"
-    if _tied(trials, best, base):
+    if plainer is not None and plainer.ties.tied(best, base):
         text += ", both within the noise: vLLM's defaults may be as good here"
     return text
-
-
-def _tied(trials: Sequence[Trial], one: Point, other: Point) -> bool:
-    """Whether both figures differ by less than launches of one config do."""
-    noise, figures = run_noise(trials), undrifted(trials)
-    found = [
-        difference([figures[k][axis] for k in one.numbers], [figures[k][axis] for k in other.numbers], sd)
-        for axis, sd in ((0, noise.throughput_sd), (1, noise.ttft_sd))
-    ]
-    return not any(figure is not None and figure.is_real for figure in found)
 
 
 def _figures(point: Point) -> str:

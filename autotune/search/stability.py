@@ -18,7 +18,8 @@ from autotune.records import Estimate, Pick, PickRule, Slo, Trial
 from autotune.search.drift import Drift, baseline_drift, undrifted
 from autotune.search.noise import RunNoise, difference, mean_variance, run_noise
 from autotune.search.objective import Point, limited, points
-from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, front
+from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, choice_of, front
+from autotune.search.plainness import Plainer, Plainness
 from autotune.search.shrinkage import Shrunken, shrunken
 from autotune.search.validation import Validation, validation
 
@@ -50,6 +51,7 @@ class Standing:
         beaten_by: of a candidate: others that are better in one figure by more than that, and not worse in the other.
             Its place on the front, if it has one, is within the noise.
         tok_s_per_gpu, ttft_p95_s: what to expect, with 95 % intervals of the config's true mean.
+        plainness: how far its flags are from the baseline's; None without a baseline.
     """
 
     number: int
@@ -61,6 +63,7 @@ class Standing:
     beaten_by: tuple[int, ...]
     tok_s_per_gpu: Estimate
     ttft_p95_s: Estimate
+    plainness: Plainness | None = None
 
     @property
     def is_candidate(self) -> bool:
@@ -121,12 +124,18 @@ class Assessment:
 
 
 def assess(
-    trials: Sequence[Trial], pick: Pick | None, *, rule: PickRule = PickRule.KNEE, slo: Slo | None = None
+    trials: Sequence[Trial],
+    pick: Pick | None,
+    *,
+    rule: PickRule = PickRule.KNEE,
+    slo: Slo | None = None,
+    lossy: frozenset[str] = frozenset(),
 ) -> Assessment:
     """How sure the front and `pick` are.
 
     Args:
         pick: as chosen by `rule`, or under `slo`, from the same trials.
+        lossy: parameters that the space says may change answers, as when it was chosen.
     """
     found, noise = points(trials), run_noise(trials)
     drift = baseline_drift(trials)
@@ -139,8 +148,13 @@ def assess(
     throughput, ttft = _drawn(found, expected)
     on_front = front([point.values for point in found])
     chances = _front_draws(throughput, ttft).mean(axis=0)
+    plainer = Plainer.of(found, trials, lossy)
     picked = _pick_draws(throughput, ttft, found, trials, rule, slo).mean(axis=0)
+    if plainer is not None:
+        picked = _plainer_picks(picked, plainer, found, trials, rule, slo)
+    chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
+    compared |= set() if chosen is None else {chosen}
     against = {k: _against(k, compared, launches, noise) if k in compared else ((), ()) for k in range(len(found))}
     standings = tuple(
         Standing(
@@ -153,10 +167,10 @@ def assess(
             beaten_by=tuple(found[j].number for j in against[k][1]),
             tok_s_per_gpu=_estimate(expected[0][k]),
             ttft_p95_s=_estimate(expected[1][k]),
+            plainness=None if plainer is None else plainer.worth[point.number],
         )
         for k, point in enumerate(found)
     )
-    chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     if chosen is None:
         return Assessment(standings=standings, noise=noise, drift=drift)
     base = next((k for k, point in enumerate(found) if point.number == 0), None)
@@ -250,6 +264,27 @@ def _pick_draws(
     rows = np.arange(len(scores))
     picked[rows, best] = np.isfinite(scores[rows, best])
     return picked
+
+
+def _plainer_picks(
+    shares: NDArray[np.float64],
+    plainer: Plainer,
+    found: Sequence[Point],
+    trials: Sequence[Trial],
+    rule: PickRule,
+    slo: Slo | None,
+) -> NDArray[np.float64]:
+    """How often each is picked, where what is tied and plainer takes the place of what a draw picks. Ties are those of
+    the launches, not of the draws."""
+    base = next((point for point in found if point.number == 0), None)
+    choice = choice_of(found, trials, base, rule, slo)
+    if choice is None:
+        return shares
+    places = {point.number: k for k, point in enumerate(found)}
+    moved = np.zeros_like(shares)
+    for k in np.flatnonzero(shares):
+        moved[places[choice.plainest(found[k], plainer).number]] += shares[k]
+    return moved
 
 
 def _scores(

@@ -428,7 +428,8 @@ def test_a_study_keeps_to_its_time_and_keeps_room_for_the_launches_again(tmp_pat
     assert engine.now() <= 5.5 * each_s
     # After two, 2 + 1 + 2 still fit; after three, 3 + 1 + 2 do not. All are alike: the pick is the baseline itself, and
     # what is left of the time goes to a config that may be as good.
-    assert [trial.repeat_of for trial in outcome.trials] == [None, None, None, 0, 1]
+    assert [trial.repeat_of for trial in outcome.trials][:4] == [None, None, None, 0]
+    assert [trial.repeat_of for trial in outcome.trials][4:] in ([1], [2])
     assert any("no time for another config" in note for note in outcome.notes)
 
 

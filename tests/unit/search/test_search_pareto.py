@@ -211,7 +211,7 @@ def test_a_gain_near_nothing_does_not_decide():
 
 def test_a_gain_within_the_noise_is_said():
     baseline = samples.measured(0, (980.0, 1000.0, 1020.0), (0.18, 0.2, 0.22))
-    near = samples.measured(1, (990.0, 1010.0, 1030.0), (0.17, 0.19, 0.21))
+    near = samples.measured(1, (990.0, 1010.0, 1030.0), (0.14, 0.16, 0.18))
     assert "within the noise" in picked([baseline, near]).reason
     far = samples.measured(1, (1190.0, 1210.0, 1230.0), (0.17, 0.19, 0.21))
     assert "within the noise" not in picked([baseline, far]).reason
@@ -221,7 +221,7 @@ def test_gains_below_zero_in_both_are_no_gain():
     baseline = samples.measured(0, (900.0, 1000.0, 1100.0), (0.1, 0.2, 0.3))
     # Both worse within the interval, product of logs above 0; the other one gains a little in one figure.
     worse = samples.measured(1, 910.0, 0.29)
-    gains = samples.measured(2, 1010.0, 0.2)
+    gains = samples.measured(2, 1040.0, 0.2)
     assert picked([baseline, worse, gains]).number == 2
 
 

@@ -282,7 +282,7 @@ def _plainer_picks(
         return shares
     places = {point.number: k for k, point in enumerate(found)}
     moved = np.zeros_like(shares)
-    for k in np.flatnonzero(shares):
+    for k in np.flatnonzero(shares).tolist():
         moved[places[choice.plainest(found[k], plainer).number]] += shares[k]
     return moved
 

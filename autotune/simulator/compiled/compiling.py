@@ -7,13 +7,15 @@ own, named by their content: an edited formula can never meet code compiled befo
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from pickle import UnpicklingError
+from typing import Any, Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,13 +59,61 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
     """`function` as machine code, made at its first call unless it was kept; the same function without numba."""
-    if not installed():
-        return function
-    with _kept_in(folder()):
-        try:
-            return _njit(function, cache=True)
-        except RuntimeError:  # nowhere to write: compiled anew by every process
-            return _njit(function)
+    return _Entry(function, folder()) if installed() else function
+
+
+class _Entry(Generic[P, R]):
+    """A function that is compiled at its first call: which takes many seconds, so it is said, and no disk may spoil."""
+
+    def __init__(self, function: Callable[P, R], place: Path) -> None:
+        self._function, self._place, self._ready = function, place, False
+        with _kept_in(place):
+            try:
+                self._made = _njit(function, cache=True)
+            except RuntimeError:  # nowhere to write: compiled anew by every process
+                self._made = _njit(function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._made(*args, **kwargs) if self._ready else self._first(*args, **kwargs)
+
+    def _first(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        from numba.core import event
+
+        with event.install_listener("numba:compile", _announcement(self._place)):
+            try:
+                result = self._made(*args, **kwargs)
+            except (OSError, EOFError, UnpicklingError) as error:
+                # Of the cache, before anything ran: the core itself touches no file. numba saves what it has compiled,
+                # so that after a failure to save it is there, and after one to load it is not.
+                _tell(f"compiled code cannot be kept in {self._place} ({error}): the next process compiles it again")
+                if not getattr(self._made, "signatures", ()):
+                    self._made = _njit(self._function)
+                result = self._made(*args, **kwargs)
+        self._ready = True
+        return result
+
+
+def _announcement(place: Path) -> Any:
+    """Says, once, that numba has begun to compile: a kept function is loaded without that event."""
+    from numba.core import event
+
+    class Announcement(event.Listener):  # numba takes no other listeners
+        told = False
+
+        def on_start(self, _event: event.Event) -> None:
+            if not self.told:
+                self.told = True
+                _tell(f"compiling the simulation's core, which takes some 20 seconds once (kept in {place})")
+
+        def on_end(self, _event: event.Event) -> None: ...
+
+    return Announcement()
+
+
+def _tell(text: str) -> None:
+    """Not a log line, which nobody sees who has not asked for one: without it a first run looks as if it hung."""
+    sys.stderr.write(f"autotune: {text}\n")
+    sys.stderr.flush()
 
 
 def _njit(function: Callable[P, R], **options: bool) -> Callable[P, R]:

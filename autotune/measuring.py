@@ -24,6 +24,7 @@ from autotune.load.arrivals import open_level
 from autotune.load.client import DriveOptions, drive
 from autotune.load.measure import summarise
 from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
+from autotune.load.ramp import most_ttft_requests
 from autotune.load.reading import RequestError
 from autotune.load.records_file import LevelFile, level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
@@ -60,7 +61,8 @@ class MeasureOrder:
         api_key_env: environment variable with the server's key.
         concurrencies: closed loops, requests in flight, in the order to drive them.
         rates: open loops after those, requests per second.
-        requests: of each level; None for enough that a p95 has an interval, in the time that a level may take.
+        requests: of each level; None for enough that a p95 has an interval, in the time that a level may take; open
+            loops then go on while their p95 TTFT is not known well enough, as the TTFT level of a study does.
         seed: of the prompts' content and of arrivals.
         tokenizer: folder, file or hub name; None for what the server's model name leads to on this machine.
         out: folder for raw records, as they are and as JSON of `vllm bench serve`; None to keep none.
@@ -170,17 +172,26 @@ def planned_levels(order: MeasureOrder) -> tuple[LoadLevel, ...]:
     # No more than arrive in half the time that a level may take, so that the last ones can still end.
     arriving = [max(MIN_REQUESTS, math.floor(rate * order.level_deadline_s / 2)) for rate in order.rates]
     opened = [
-        open_level(
-            f"rate-{rate:g}",
-            LevelRole.EXTRA,
-            order.workload.open_arrivals,
-            requests=order.requests or min(MOST_REQUESTS, max(enough, counts.ttft), most),
-            seed=_seed(order, place),
-            rate_rps=rate,
-        )
+        _open(order, rate, min(MOST_REQUESTS, max(enough, counts.ttft), most), _seed(order, place))
         for place, (rate, most) in enumerate(zip(order.rates, arriving, strict=True), start=1 + len(closed))
     ]
     return (*closed, *opened)
+
+
+def _open(order: MeasureOrder, rate: float, requests: int, seed: int) -> LoadLevel:
+    """An open loop of `requests`, or of as many as were asked for; only the first may grow."""
+    most = None
+    if order.requests is None:
+        most = most_ttft_requests(order.workload, requests, rate, longest_s=order.level_deadline_s / 2)
+    return open_level(
+        f"rate-{rate:g}",
+        LevelRole.EXTRA,
+        order.workload.open_arrivals,
+        requests=order.requests or requests,
+        seed=seed,
+        rate_rps=rate,
+        most_requests=most,
+    )
 
 
 class _Session:
@@ -233,7 +244,8 @@ class _Session:
 
     async def _level(self, level: LoadLevel) -> Measurement:
         """One level, its counters beside it; stored and noted even when it is stopped half-way."""
-        self._tell(f"{level.name}: {level.requests} requests")
+        more = "" if level.most_requests is None else f" to {level.most_requests}"
+        self._tell(f"{level.name}: {level.requests}{more} requests")
         requests = self._requests(level)
         ended: list[RequestRecord] = []
         started: list[float] = []
@@ -378,7 +390,7 @@ def _make_folder(folder: Path) -> None:
 
 def _announcement(order: MeasureOrder, base: str, server: FoundServer) -> str:
     levels = planned_levels(order)
-    total = sum(level.requests for level in levels)
+    total = sum(level.most_requests or level.requests for level in levels)
     where = "" if is_this_machine(base) else ", which is not this machine"
     return (
         f"sending up to {total:,} requests of workload {order.workload.name} in {len(levels)} "
@@ -390,7 +402,8 @@ def _stopped(level: LoadLevel, ended: int) -> tuple[Caveat, ...]:
     return (
         Caveat(
             code="aborted",
-            text=f"the level was stopped by the operator when {ended} of {level.requests} requests had ended",
+            text=f"the level was stopped by the operator when {ended} of {level.most_requests or level.requests} "
+            "requests had ended",
             remedy="Let it run to its end, or send fewer requests.",
         ),
     )

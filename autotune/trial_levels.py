@@ -148,7 +148,7 @@ class TrialLevels:
         if order.load is None:
             await self._warm_up(order.workload.start_concurrency * order.gpus)
             self._enter(Phase.MEASURING)
-            self.load = _fixed_over(await self._find_load(), order.fixed_load, order.workload)
+            self.load = _fixed_over(await self._find_load(), order)
             warmup, *levels = self._levels(self.load)
             if self._clock is ClockKind.WALL:  # the ramp may have stayed below, and other batches are other kernels
                 await self._warm_up(warmup.concurrency or 1, purpose=_WARMUP_AGAIN)
@@ -193,7 +193,14 @@ class TrialLevels:
 
     def _levels(self, load: LoadPlan) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
         order = self._order
-        return plan_levels(load, order.gpus, seed=self._seed(_LEVELS), open_arrivals=order.workload.open_arrivals)
+        workload = order.workload
+        return plan_levels(
+            load,
+            order.gpus,
+            seed=self._seed(_LEVELS),
+            open_arrivals=workload.open_arrivals,
+            prompts=len(workload.texts),
+        )
 
     async def _warm_up(self, concurrency: int, requests: int = 0, *, purpose: int = _WARMUP) -> None:
         """At least as many requests as run at once, on a real server until it is quiet; nothing of it is kept."""
@@ -292,8 +299,9 @@ class TrialLevels:
         return (self._order.seed * 1_000_003 + purpose) % 2**32
 
 
-def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPlan:
+def _fixed_over(found: LoadPlan, order: TrialOrder) -> LoadPlan:
     """What the operator fixed replaces what the ramp found; counts that hang on the concurrency follow a fixed one."""
+    fixed, workload = order.fixed_load, order.workload
     said = {name: value for name, value in asdict(fixed).items() if value is not None}
     slots = fixed.concurrency_per_gpu
     if slots is not None:
@@ -307,7 +315,12 @@ def _fixed_over(found: LoadPlan, fixed: FixedLoad, workload: Workload) -> LoadPl
     if fixed.ttft_requests_per_gpu is not None:  # as many as were asked for
         return replace(fixed_over, ttft_most_requests_per_gpu=None)
     if fixed.rate_rps_per_gpu is not None:  # the time a level may grow to is another number of requests
-        most = most_ttft_requests(workload, fixed_over.ttft_requests_per_gpu, fixed_over.rate_rps_per_gpu)
+        most = most_ttft_requests(
+            workload,
+            fixed_over.ttft_requests_per_gpu,
+            fixed_over.rate_rps_per_gpu,
+            longest_s=order.level_deadline_s / 2,
+        )
         return replace(fixed_over, ttft_most_requests_per_gpu=most)
     return fixed_over
 

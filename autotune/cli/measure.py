@@ -69,15 +69,16 @@ def measure(
     from autotune.errors import AutotuneError, InvalidOption
     from autotune.load.workloads import load_workload
     from autotune.measuring import MeasureOrder
-    from autotune.search.objective import parse_slo
+    from autotune.slo_text import parse_slo
 
     concurrencies = _whole_numbers(concurrency)
     rates = _numbers(rate)
     if len(concurrencies) + len(rates) > MOST_LEVELS:
         raise InvalidOption("--concurrency", concurrency, f"at most {MOST_LEVELS} loads together with --rate")
+    loaded = load_workload(workload)
     order = MeasureOrder(
         url=url,
-        workload=load_workload(workload),
+        workload=loaded,
         concurrencies=concurrencies if concurrencies or rates else DEFAULT_CONCURRENCIES,
         rates=rates,
         seed=secrets.randbelow(2**31) if seed is None else seed,
@@ -86,7 +87,7 @@ def measure(
         requests=requests,
         tokenizer=tokenizer,
         gpus=gpus,
-        slo=parse_slo(slo) if slo else None,
+        slo=parse_slo(slo) if slo else loaded.slo,
         out=out,
         level_deadline_s=level_deadline,
     )

@@ -71,7 +71,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "concurrency": "Where the search for the baseline's capacity begins and ends, per GPU.",
         "seed": "Of lengths, prefixes and their order.",
         "longest_request_tokens": "The longest request that must be admitted, prompt and output together.",
-        "slo": "Limit that the pick must meet unless a study says another.",
+        "slo": 'Limits that the pick must meet unless a study says others, e.g. "ttft_p95<=500ms,tpot_p95<=50ms".',
     },
     "_LengthsYaml": {
         "fixed": "Always this many tokens.",

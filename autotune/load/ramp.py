@@ -161,12 +161,24 @@ def load_plan(points: Sequence[RampPoint], workload: Workload, gpus: int, *, lon
 def most_ttft_requests(
     workload: Workload, requests: int, rate_rps: float, *, longest_s: float = LONGEST_S
 ) -> int | None:
-    """What a TTFT level of `requests` may grow to, per GPU; None where that is no more. Real prompts never repeat."""
+    """What an open loop of `requests` at `rate_rps` may grow to; None where that is no more. Real prompts never repeat.
+
+    Args:
+        longest_s: what all requests together may take to arrive.
+    """
     counts = workload.requests
     most = min(math.floor(min(counts.ttft_most_s, longest_s) * rate_rps), counts.most)
-    if workload.texts:
-        most = min(most, len(workload.texts))
-    return most if most > requests else None
+    return growing_to(most, requests, prompts=len(workload.texts))
+
+
+def growing_to(most: int, requests: int, *, prompts: int) -> int | None:
+    """`most` as far as there are real prompts that were not sent yet; None where that is no more than `requests`.
+
+    Args:
+        prompts: how many real ones there are; 0 for made-up ones, which are never the same.
+    """
+    bounded = min(most, prompts) if prompts else most
+    return bounded if bounded > requests else None
 
 
 def ramp_per_slot(workload: Workload) -> int:
@@ -175,15 +187,16 @@ def ramp_per_slot(workload: Workload) -> int:
 
 
 def plan_levels(
-    plan: LoadPlan, gpus: int, *, seed: int, open_arrivals: ArrivalProcess = POISSON
+    plan: LoadPlan, gpus: int, *, seed: int, open_arrivals: ArrivalProcess = POISSON, prompts: int = 0
 ) -> tuple[LoadLevel, LoadLevel, LoadLevel]:
     """Warm-up, throughput and TTFT levels of a config that uses `gpus` GPUs, busiest first.
 
     Args:
         open_arrivals: of the TTFT level (`Workload.open_arrivals`).
+        prompts: how many real ones the workload has, whatever the number of GPUs; 0 for made-up ones.
     """
     concurrency, rate = plan.concurrency_per_gpu * gpus, plan.rate_rps_per_gpu * gpus
-    most = plan.ttft_most_requests_per_gpu
+    requests, most = plan.ttft_requests_per_gpu * gpus, plan.ttft_most_requests_per_gpu
     return (
         LoadLevel(
             name="warmup",
@@ -205,10 +218,10 @@ def plan_levels(
             "ttft",
             LevelRole.TTFT,
             open_arrivals,
-            requests=plan.ttft_requests_per_gpu * gpus,
+            requests=requests,
             seed=seed + 2,
             rate_rps=rate,
-            most_requests=None if most is None else most * gpus,
+            most_requests=None if most is None else growing_to(most * gpus, requests, prompts=prompts),
         ),
     )
 

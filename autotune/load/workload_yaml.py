@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from autotune.errors import InvalidFile
+from autotune.errors import InvalidFile, InvalidOption
 from autotune.load.lengths import MAX_P95_OVER_MEAN, Lengths
 from autotune.load.workload import Api, RequestCounts, SharedPrefixes, Turns, Workload
 from autotune.records import ArrivalProcess, Arrivals, Slo
+from autotune.slo_text import parse_slo
 
 MAX_TURNS = 200
 """Of one conversation; agents' longest have about as many."""
@@ -139,6 +140,28 @@ class _SloYaml(_Yaml):
     ttft_p95_ms: Annotated[float, Field(gt=0)]
 
 
+def _readable_slo(text: str) -> str:
+    try:
+        parse_slo(text, option="slo")
+    except InvalidOption as error:
+        raise ValueError(error.allowed) from None
+    return text
+
+
+_SLO_TEXT, _SLO_MAPPING = "slo as text", "slo as mapping"
+
+
+def _slo_form(value: object) -> str:
+    return _SLO_TEXT if isinstance(value, str) else _SLO_MAPPING
+
+
+_SloForms = Annotated[
+    Annotated[str, AfterValidator(_readable_slo), Tag(_SLO_TEXT)] | Annotated[_SloYaml, Tag(_SLO_MAPPING)],
+    Discriminator(_slo_form),
+]
+"""`ttft_p95<=500ms,tpot_p95<=50ms`, or the mapping of versions that knew one limit."""
+
+
 class _WorkloadYaml(_Yaml):
     name: str | None = None
     description: str = ""
@@ -152,7 +175,7 @@ class _WorkloadYaml(_Yaml):
     concurrency: _ConcurrencyYaml = _ConcurrencyYaml()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     longest_request_tokens: _Tokens | None = None
-    slo: _SloYaml | None = None
+    slo: _SloForms | None = None
 
     @model_validator(mode="after")
     def _first_turn_fits(self) -> _WorkloadYaml:
@@ -181,8 +204,17 @@ class _WorkloadYaml(_Yaml):
             longest_request_tokens=self.longest_request_tokens,
             turns=self._turns(),
             arrivals=self.arrivals.record() if self.arrivals else None,
-            slo=Slo.of(ttft_p95=self.slo.ttft_p95_ms / 1000) if self.slo else None,
+            slo=self._limits(),
         )
+
+    def _limits(self) -> Slo | None:
+        match self.slo:
+            case None:
+                return None
+            case str():
+                return parse_slo(self.slo, option="slo")
+            case _SloYaml():
+                return Slo.of(ttft_p95=self.slo.ttft_p95_ms / 1000)
 
     def _turns(self) -> Turns | None:
         if self.turns is None:
@@ -198,20 +230,35 @@ def _invalid(file: str, error: ValidationError) -> InvalidFile:
     """The first complaint of pydantic in our words: file, key path, value seen, what is allowed."""
     # An unknown key before a missing one: the first is usually the misspelling of the second.
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    key = ".".join(str(part) for part in first["loc"])
+    place = tuple(part for part in first["loc"] if part not in (_SLO_TEXT, _SLO_MAPPING))
+    key = ".".join(str(part) for part in place)
     if first["type"] == "extra_forbidden":
-        return InvalidFile(file, key, first["loc"][-1], f"the keys {', '.join(_keys_at(first['loc'][:-1]))}")
+        return InvalidFile(file, key, place[-1], f"the keys {', '.join(_keys_at(place[:-1]))}")
+    if key == "slo":
+        return InvalidFile(file, key, first["input"], _slo_allowed(first["msg"], first["type"]))
     if first["type"] == "missing":
         return InvalidFile(file, key, None, "this key must be given")
     allowed = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return InvalidFile(file, key, first["input"], allowed)
 
 
+def _model_in(annotation: Any) -> Any:
+    """The model among what a key may hold; None where there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(option) for option in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)
+
+
+def _slo_allowed(message: str, kind: str) -> str:
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    return 'a text such as "ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0", or {ttft_p95_ms: 500}'
+
+
 def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """Keys that the mapping at `location` may have."""
     model: Any = _WorkloadYaml
     for part in location:
-        annotation = model.model_fields[part].annotation
-        options = getattr(annotation, "__args__", (annotation,))
-        model = next(option for option in options if isinstance(option, type) and issubclass(option, BaseModel))
+        model = _model_in(model.model_fields[part].annotation)
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -36,11 +36,11 @@ from autotune.records import (
     Value,
 )
 from autotune.search.need import Traffic
-from autotune.search.objective import parse_slo
 from autotune.search.rules import RuleContext, require_feasible
 from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace
 from autotune.search.starting import baseline, starting_points
+from autotune.slo_text import parse_slo
 
 DEFAULT_NODE = "1xH100-80GB"
 

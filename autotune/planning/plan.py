@@ -10,6 +10,7 @@ from autotune.bottleneck import Setting
 from autotune.engine.command import VllmCommand, question_words
 from autotune.engine.flag_cache import ask_flags
 from autotune.engine.flags import AcceptedFlags
+from autotune.load.ramp import most_ttft_requests
 from autotune.load.workloads import Workload, workload_fingerprint
 from autotune.node.defaults import resolve
 from autotune.node.probe import GpuProbe
@@ -152,7 +153,7 @@ class StudyPlan:
         """The levels to drive: those found before, or those the operator fixed; None when they must be found."""
         if stored is not None or not self.recipe.load.fixed:
             return stored
-        return fixed_plan(self.recipe.load, self.workload)
+        return fixed_plan(self.recipe.load, self.workload, longest_s=self.recipe.level_deadline_s / 2)
 
     @property
     def fixed_load(self) -> FixedLoad:
@@ -210,8 +211,12 @@ RESOLVED_FLAGS = frozenset(
 """Flags whose meaning is fully in ResolvedSettings."""
 
 
-def fixed_plan(load: LoadChoice, workload: Workload) -> LoadPlan:
-    """Levels that the operator gave whole; counts come from the workload where they were left out."""
+def fixed_plan(load: LoadChoice, workload: Workload, *, longest_s: float) -> LoadPlan:
+    """Levels that the operator gave whole; counts come from the workload where they were left out.
+
+    Args:
+        longest_s: in which the requests of an open loop must have arrived.
+    """
     concurrency, rate = load.concurrency or 1, load.rate_rps or 1.0
     counts = workload.requests
     return LoadPlan(
@@ -219,5 +224,8 @@ def fixed_plan(load: LoadChoice, workload: Workload) -> LoadPlan:
         rate_rps_per_gpu=rate,
         throughput_requests_per_gpu=load.requests or counts.per_slot * concurrency,
         ttft_requests_per_gpu=load.requests or counts.ttft,
+        ttft_most_requests_per_gpu=None
+        if load.requests
+        else most_ttft_requests(workload, counts.ttft, rate, longest_s=longest_s),
         warmup_requests_per_gpu=counts.warmup_per_slot * concurrency,
     )

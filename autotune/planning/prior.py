@@ -40,7 +40,10 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
         return None
 
     def levels(gpus: int) -> tuple[Level, Level]:
-        _, busy, steady = plan_levels(load, gpus, seed=_DRAWN, open_arrivals=plan.workload.open_arrivals)
+        workload = plan.workload
+        _, busy, steady = plan_levels(
+            load, gpus, seed=_DRAWN, open_arrivals=workload.open_arrivals, prompts=len(workload.texts)
+        )
         return (
             (busy, plan_requests(plan.workload, busy, _DRAWN)),
             (steady, plan_requests(plan.workload, steady, _DRAWN)),

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.errors import InvalidOption
 from autotune.records import Objective, PickRule, Slo
-from autotune.search.objective import parse_slo
+from autotune.slo_text import parse_slo
 
 
 def asked_slo(spec: Mapping[str, Any], given: str | None) -> Slo | None:

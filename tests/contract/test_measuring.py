@@ -89,4 +89,8 @@ def test_levels_are_as_asked_and_bounded() -> None:
     assert levels[2].requests == 30
     assert levels[3].requests == 100
     assert {one.arrivals for one in levels[2:]} == {Arrivals.POISSON}
+    # Open loops go on while their p95 is not known, to the workload's most: 120 of `tiny`, for 50 requests/s in 40 s.
+    assert [one.most_requests for one in levels] == [None, None, None, 120]
+    fixed = planned_levels(order("http://127.0.0.1:1", concurrencies=(8,), rates=(50.0,), requests=30))
+    assert [(one.requests, one.most_requests) for one in fixed] == [(30, None), (30, None)]
     assert len({one.seed for one in levels}) == 4

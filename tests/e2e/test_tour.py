@@ -84,14 +84,17 @@ def test_list_status_and_stop(toured: Toured) -> None:
 def test_pareto(toured: Toured) -> None:
     document = toured.json(f"pareto {NAME}")
     front = {trial["number"] for trial in document["front"]}
-    assert document["pick"]["number"] in front
+    # On the front, or the plainer one of two that are tied: on a tiny load configs are alike.
+    assert {document["pick"]["number"], document["pick"]["instead_of"]} & front
     table = toured.autotune(f"pareto {NAME}")
     assert f"Pick: trial {document['pick']['number']}" in table
     rows = list(csv.DictReader(io.StringIO(toured.autotune(f"pareto {NAME} --csv"))))
     assert len(rows) == len(document["trials"])
     limited = toured.json(f"pareto {NAME} --slo ttft_p95<=60s")
-    # Every trial meets the limit, so the fastest is picked.
-    assert limited["pick"]["output_tok_s_per_gpu"] == max(t["output_tok_s_per_gpu"] for t in document["front"])
+    # Every trial meets the limit, so the fastest is picked, or a plainer one that is as fast.
+    fastest = max(document["front"], key=lambda trial: trial["output_tok_s_per_gpu"])
+    assert fastest["number"] in {limited["pick"]["number"], limited["pick"]["instead_of"]}
+    assert limited["pick"]["output_tok_s_per_gpu"] > 0.95 * fastest["output_tok_s_per_gpu"]
     for suffix, magic in ((".png", b"\x89PNG"), (".svg", b"<?xml"), (".html", b"<!doctype html")):
         toured.autotune(f"pareto {NAME} --picture front{suffix}")
         assert (toured.folder / f"front{suffix}").read_bytes()[:200].lower().startswith(magic.lower())

@@ -224,7 +224,22 @@ def test_a_load_that_the_operator_fixed_needs_no_ramp(here: Surroundings) -> Non
         warmup_requests_per_gpu=1,
     )
     assert plan.load_for(stored) == stored
+    assert found.ttft_most_requests_per_gpu is None  # as many as were asked for
     assert plan_of(here, load=LoadChoice(rate_rps=2.0)).load_for(None) is None
+
+
+def test_a_rate_that_the_operator_fixed_grows_like_one_that_was_found(here: Surroundings) -> None:
+    plan = plan_of(here, load=LoadChoice(concurrency=4, rate_rps=20.0))
+    found = plan.load_for(None)
+    assert found is not None
+    counts = plan.workload.requests
+    most = min(counts.most, int(20.0 * counts.ttft_most_s))
+    assert counts.ttft < most
+    assert (found.ttft_requests_per_gpu, found.ttft_most_requests_per_gpu) == (counts.ttft, most)
+    short = replace(plan.recipe, level_deadline_s=2 * (counts.ttft + 20) / 20.0)  # half of it for the last ones to end
+    bounded = make_plan(short, here).load_for(None)
+    assert bounded is not None
+    assert bounded.ttft_most_requests_per_gpu == counts.ttft + 20
 
 
 def test_flags_are_checked_where_nothing_is_launched_too(here: Surroundings, tmp_path: Path) -> None:

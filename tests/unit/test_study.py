@@ -18,10 +18,10 @@ from autotune.life import MOST_LOST, Event
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, Trial
-from autotune.search.objective import parse_slo
 from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
+from autotune.slo_text import parse_slo
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store

@@ -167,3 +167,16 @@ class TestPlan:
         assert most_ttft_requests(never, 300, 20.0) is None
         logged = replace(CHAT, texts=("a",) * 500)
         assert most_ttft_requests(logged, 300, 20.0) == 500  # no prompt comes twice
+
+    def test_real_prompts_are_as_many_as_they_are_on_any_number_of_gpus(self) -> None:
+        plan = LoadPlan(
+            concurrency_per_gpu=4,
+            rate_rps_per_gpu=5.0,
+            throughput_requests_per_gpu=60,
+            ttft_requests_per_gpu=100,
+            warmup_requests_per_gpu=4,
+            ttft_most_requests_per_gpu=200,
+        )
+        found = {gpus: plan_levels(plan, gpus, seed=1, prompts=500)[2].most_requests for gpus in (1, 2, 4, 8)}
+        assert found == {1: 200, 2: 400, 4: 500, 8: None}  # eight GPUs are sent 800 at least
+        assert plan_levels(plan, 4, seed=1)[2].most_requests == 800

@@ -78,6 +78,15 @@ longest_request_tokens: 9000
     assert str(mine.slo) == "ttft_p95<=400ms"
 
 
+def test_a_file_holds_whatever_the_command_line_takes_as_an_slo() -> None:
+    def slo_of(text: str) -> str:
+        return str(parse_workload(f"{SHORT}slo: {text}", file="w.yaml", name="w").slo)
+
+    assert slo_of("tpot_p95<=0.05s, ttft_p95<=500ms,error_rate<=0") == "ttft_p95<=500ms,tpot_p95<=50ms,error_rate<=0"
+    assert slo_of('"1.5s"') == "ttft_p95<=1500ms"
+    assert slo_of("null") == "None"
+
+
 def test_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean: chat"):
         load_workload("chatt")
@@ -96,6 +105,13 @@ def test_unknown_names(tmp_path: Path) -> None:
         (SHORT + "requests: {ttfd: 1}", "requests.ttfd", "per_slot, ttft"),
         (SHORT + "shared_prefixes: {tokens: 3}", "shared_prefixes.count", "must be given"),
         (SHORT + "shared_prefixes: {cont: 3}", "shared_prefixes.cont", "count, tokens, share"),
+        (SHORT + "slo: ttft_p59<=500ms", "slo", "METRIC one of: ttft_p50, ttft_p95"),
+        (SHORT + "slo: fast", "slo", "ttft_p95<=500ms"),
+        (SHORT + "slo: ttft_p95<=1s,ttft_p95<=2s", "slo", "each METRIC once"),
+        (SHORT + "slo: 500", "slo", '"ttft_p95<=500ms'),
+        (SHORT + "slo: [ttft_p95<=500ms]", "slo", '"ttft_p95<=500ms'),
+        (SHORT + "slo: {ttft_p95_ms: 0}", "slo.ttft_p95_ms", "greater than 0"),
+        (SHORT + "slo: {tpot_p95_ms: 5}", "slo.tpot_p95_ms", "ttft_p95_ms"),
         (SHORT + "concurrency: {start: 9, max: 2}", "concurrency", "start no greater than max"),
         ("prompt_tokens: {fixed: true}\noutput_tokens: {fixed: 5}", "prompt_tokens.fixed", "integer"),
         ("prompt_tokens: {mean: true, p95: 2}\noutput_tokens: {fixed: 5}", "prompt_tokens.mean", "number"),

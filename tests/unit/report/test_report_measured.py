@@ -12,7 +12,7 @@ from test_report_tables import line_with
 from autotune.records import ArrivalCheck, Arrivals, Caveat, Estimate, LevelRole, ServerFacts
 from autotune.report import as_text
 from autotune.report.measured import MeasuredServer, measured_document, measured_report
-from autotune.search.objective import parse_slo
+from autotune.slo_text import parse_slo
 
 DOUBT = Caveat(code="aborted", text="stopped", remedy="wait")
 

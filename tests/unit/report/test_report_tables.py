@@ -29,8 +29,8 @@ from autotune.report.wording import (
     seconds,
     share,
 )
-from autotune.search.objective import parse_slo
 from autotune.search.pareto import front_of
+from autotune.slo_text import parse_slo
 
 HOSTILE = "[bold]x[/] :smile: \x1b[31mred\nnext"
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from autotune.errors import ExitCode, InvalidOption
 from autotune.records import Config, Estimate, Outcome, Slo
-from autotune.search.objective import SLO_METRICS, limited, parse_slo, points, violations
+from autotune.search.objective import limited, points, violations
+from autotune.slo_text import SLO_METRICS, parse_slo
 
 SAME = Config.of({"x": 7})
 

@@ -9,10 +9,10 @@ import pytest
 import search_samples as samples
 
 from autotune.records import Config, Pick, PickRule, Slo, Trial, Value
-from autotune.search.objective import parse_slo
 from autotune.search.pareto import pick
 from autotune.search.plainness import plainness
 from autotune.search.stability import assess
+from autotune.slo_text import parse_slo
 from autotune.store.repository import Store
 
 RECORDED = Path(__file__).parents[3] / "studies" / "h200-llama-8b-chat"

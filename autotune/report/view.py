@@ -162,7 +162,7 @@ class StudyView:
 
     @property
     def compared_trials(self) -> tuple[Trial, ...]:
-        """The front, lowest p95 TTFT first, then pick, baseline and what runs today: measured ones that are not on it."""
+        """The front, lowest p95 TTFT first, then pick, baseline and what runs today, where they are not on it."""
         shown = list(self.front_trials)
         today = next((t for t in self.trials if self.running and self.running.is_of(t) and t.measured), None)
         for trial in (self.picked_trial, self.baseline_trial, today):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.options import Json
+from autotune.cli.workload_capture import capture
 
 if TYPE_CHECKING:
     from autotune.load.workload import Workload
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
     )
     group.command("show")(show)
     group.command("make")(make)
+    group.command("capture")(capture)
     group.command("command")(command)
     app.add_typer(group, name="workload")
 
@@ -90,7 +92,7 @@ def make(
         fitted = _from_numbers(prompt_mean, prompt_p95, output_mean, concurrency)
     text = workload_yaml(_at_concurrency(fitted, concurrency))
     parse_workload(text, file=str(out), name=out.stem)
-    _write(out, text, force)
+    write_workload(out, text, force)
     typer.echo(f"wrote {out}")
     typer.echo(text, nl=False)
 
@@ -161,13 +163,13 @@ def _from_file(source: Path) -> Fitted:
 
 
 def _from_metrics(file: Path) -> Fitted:
+    from autotune.engine.histograms import histogram
     from autotune.engine.metrics_text import parse_metrics
-    from autotune.engine.token_histograms import token_histogram
     from autotune.errors import InvalidFile
     from autotune.load.workload_fit import fit_metrics
 
     text = _metrics_text(file)
-    prompt, output = (token_histogram(text, name) for name in ("request_prompt_tokens", "request_generation_tokens"))
+    prompt, output = (histogram(text, name) for name in ("request_prompt_tokens", "request_generation_tokens"))
     if prompt is None or output is None:
         raise InvalidFile(
             str(file),
@@ -180,8 +182,8 @@ def _from_metrics(file: Path) -> Fitted:
     hits = metrics.counter("prefix_cache_hits", "gpu_prefix_cache_hits")
     return fit_metrics(
         requests=prompt.count,
-        prompt=(prompt.mean, prompt.quantile(0.95), prompt.longest),
-        output=(output.mean, output.quantile(0.95), output.longest),
+        prompt=(prompt.mean, prompt.interpolated(0.95), prompt.longest),
+        output=(output.mean, output.interpolated(0.95), output.longest),
         hit_share=hits / queries if queries and hits is not None else None,
     )
 
@@ -232,7 +234,8 @@ def _at_concurrency(fitted: Fitted, concurrency: int | None) -> Fitted:
     return replace(fitted, start_concurrency=min(8, concurrency), max_concurrency=concurrency)
 
 
-def _write(out: Path, text: str, force: bool) -> None:
+def write_workload(out: Path, text: str, force: bool) -> None:
+    """Write a workload file; one that is there stays, unless `force`."""
     from autotune.errors import InvalidFile, InvalidOption
 
     try:

@@ -6,7 +6,9 @@ A server that does not answer is normal here (it is starting, or dying), so each
 from __future__ import annotations
 
 import contextlib
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 from pydantic import BaseModel, ValidationError, field_validator
@@ -62,6 +64,10 @@ class _Version(BaseModel):
     version: str
 
 
+class _ServerInfo(BaseModel):
+    vllm_config: str | dict[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     status: int | None = None
@@ -111,6 +117,15 @@ class ServerDoor:
     async def metrics(self) -> str | None:
         """The Prometheus text; a broken /metrics (vllm#49983) is no failure of the server."""
         return await self._text("/metrics")
+
+    async def server_info(self) -> str | None:
+        """The resolved configuration as one text (`model='m', tensor_parallel_size=2, ...`); None outside of vLLM's
+        development mode."""
+        text = await self._text("/server_info")
+        with contextlib.suppress(ValidationError):
+            found = _ServerInfo.model_validate_json(text or "").vllm_config
+            return found if isinstance(found, str) else json.dumps(found)
+        return None
 
     async def reset_prefix_cache(self) -> bool:
         """Empty the prefix cache; False where the server does not offer it (outside vLLM's development mode)."""

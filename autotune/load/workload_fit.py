@@ -15,8 +15,9 @@ import numpy as np
 
 from autotune.load.lengths import MAX_P95_OVER_MEAN
 from autotune.load.requests import reachable_share
-from autotune.load.traces import Trace
+from autotune.load.traces import Trace, burstiness
 from autotune.load.workload import Api, Workload
+from autotune.records import Estimate
 
 LEAST_SHARE = 0.02
 """Sharing below this is left out of a fitted workload."""
@@ -78,6 +79,8 @@ class Fitted:
         origin: where the figures come from, for a comment.
         turns: turns of a conversation; None for requests on their own.
         longest_tokens: of a prompt and its answer together, where there are turns.
+        arrivals_cv: deviation of the gaps between arrivals over their mean; None for a Poisson stream, or not known.
+        notes: further facts, for comments.
     """
 
     description: str
@@ -91,6 +94,32 @@ class Fitted:
     start_concurrency: int = 8
     max_concurrency: int = 512
     seed: int = 0
+    arrivals_cv: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+LEAST_GAPS = 100
+"""Fewer say nothing of how requests come."""
+
+CV_BOUNDS = (0.01, 10.0)
+"""What a workload file takes."""
+
+
+def cv_of_times(times_s: Sequence[float]) -> float | None:
+    """The coefficient of variation of the gaps, where it is surely not that of a Poisson stream."""
+    cv = burstiness(times_s)
+    if cv is None or len(times_s) <= LEAST_GAPS or abs(cv - 1.0) <= 3.0 / math.sqrt(len(times_s)):
+        return None
+    return min(max(cv, CV_BOUNDS[0]), CV_BOUNDS[1])
+
+
+def cv_of_dispersion(dispersion: Estimate | None) -> float | None:
+    """The same from counts: over long bins the variance of a renewal stream's counts is cv^2 times their mean."""
+    if dispersion is None or dispersion.low is None or dispersion.high is None:
+        return None
+    if dispersion.low <= 1.0 <= dispersion.high:
+        return None
+    return min(max(math.sqrt(dispersion.value), CV_BOUNDS[0]), CV_BOUNDS[1])
 
 
 def fit_trace(workload: Workload) -> Fitted:
@@ -128,6 +157,7 @@ def fit_trace(workload: Workload) -> Fitted:
         prefixes=prefixes,
         turns=turns,
         longest_tokens=max(row.prompt_tokens + row.output_tokens for row in rows) if talking else None,
+        arrivals_cv=cv_of_times([row.at_s or 0.0 for row in rows]) if trace.timed and not talking else None,
     )
 
 
@@ -179,8 +209,9 @@ def fit_numbers(workload: Workload, *, prompt: tuple[float, float], output: tupl
 def workload_yaml(fitted: Fitted) -> str:
     """The text of a workload file; `workloads.parse_workload` reads it."""
     lines = [
-        f"# Made by `autotune workload make` from {_one_line(fitted.origin)}.",
+        f"# Made by `autotune workload` from {_one_line(fitted.origin)}.",
         "# Lengths are log-normals through a mean and a 95th percentile; docs/workloads.md explains the keys.",
+        *(f"# {_one_line(note)}" for note in fitted.notes),
         f"description: {json.dumps(_one_line(fitted.description), ensure_ascii=False)}",
         f"api: {fitted.api}",
         f"prompt_tokens: {fitted.prompt.yaml()}",
@@ -196,6 +227,8 @@ def workload_yaml(fitted: Fitted) -> str:
             f"  count: {_turn_count(fitted.turns)}",
             f"  longest_tokens: {max(fitted.longest_tokens or 0, room)}",
         ]
+    if fitted.arrivals_cv is not None:
+        lines.append(f"arrivals: {{process: gamma, cv: {fitted.arrivals_cv:.3g}}}")
     lines += [
         f"concurrency: {{start: {fitted.start_concurrency}, max: {fitted.max_concurrency}}}",
         f"seed: {fitted.seed}",

@@ -94,7 +94,7 @@ class RealTimeEngine:
         # Data-parallel ranks are numbered through all replicas; each is an engine of its own in the metrics.
         self._seats = [(index, rank) for index, r in enumerate(self.replicas) for rank in range(len(r.schedulers))]
         self._first_rank = [self._seats.index((index, 0)) for index in range(len(self.replicas))]
-        self.metrics = [EngineMetrics() for _ in self._seats]
+        self.metrics = [EngineMetrics.of_length(started.settings.max_model_len) for _ in self._seats]
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
         self._speed = speed
@@ -212,8 +212,7 @@ class RealTimeEngine:
             generation = self._live.pop(request.serial, None)
             if generation is not None:
                 self._load[seat] -= 1
-                metrics.finished["length"] += 1
-                metrics.e2e.observe(now - generation.arrived_s)
+                metrics.finish(request.prompt_tokens, request.output_tokens, now - generation.arrived_s)
 
     def _token(self, request: SimRequest, metrics: EngineMetrics, now: float) -> None:
         generation = self._live.get(request.serial)

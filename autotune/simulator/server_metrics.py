@@ -17,12 +17,21 @@ REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
     1920.0, 7680.0,
 )  # fmt: skip
+MOST_TOKENS = 1_000_000
+
+
+def token_buckets(longest: int) -> tuple[int, ...]:
+    """1, 2 and 5 times powers of ten up to the model's length, as vLLM's `build_1_2_5_buckets`."""
+    bounds = (mantissa * 10**exponent for exponent in range(len(str(longest))) for mantissa in (1, 2, 5))
+    return tuple(bound for bound in bounds if bound <= longest)
+
+
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Cumulative histogram with upper bounds `buckets`, seconds."""
+    """Cumulative histogram with upper bounds `buckets`, seconds or tokens."""
 
     buckets: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -39,7 +48,7 @@ class Histogram:
     def samples(self, name: str, labels: str) -> Iterator[str]:
         """The exposition lines."""
         running = 0
-        for bound, count in zip((*map(str, self.buckets), "+Inf"), self.counts, strict=True):
+        for bound, count in zip((*(str(float(bound)) for bound in self.buckets), "+Inf"), self.counts, strict=True):
             running += count
             yield f'{name}_bucket{{{labels},le="{bound}"}} {float(running)}'
         yield f"{name}_count{{{labels}}} {float(running)}"
@@ -63,6 +72,21 @@ class EngineMetrics:
     itl: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS))
     e2e: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
     queue: Histogram = field(default_factory=lambda: Histogram(REQUEST_BUCKETS))
+    prompts: Histogram = field(default_factory=lambda: Histogram(token_buckets(MOST_TOKENS)))
+    outputs: Histogram = field(default_factory=lambda: Histogram(token_buckets(MOST_TOKENS)))
+
+    @classmethod
+    def of_length(cls, max_model_len: int) -> EngineMetrics:
+        """With buckets of lengths as a server of that context has them."""
+        buckets = token_buckets(max_model_len)
+        return cls(prompts=Histogram(buckets), outputs=Histogram(buckets))
+
+    def finish(self, prompt_tokens: int, output_tokens: int, e2e_s: float) -> None:
+        """A request has ended with its last token."""
+        self.finished["length"] += 1
+        self.e2e.observe(e2e_s)
+        self.prompts.observe(prompt_tokens)
+        self.outputs.observe(output_tokens)
 
 
 def render(engines: list[EngineMetrics], *, model: str, cache_config: Mapping[str, object]) -> str:
@@ -114,6 +138,8 @@ _SERIES = (
     ("inter_token_latency_seconds", "histogram", "Histogram of inter-token latency in seconds."),
     ("e2e_request_latency_seconds", "histogram", "Histogram of e2e request latency in seconds."),
     ("request_queue_time_seconds", "histogram", "Histogram of time spent in WAITING phase for request."),
+    ("request_prompt_tokens", "histogram", "Number of prefill tokens processed."),
+    ("request_generation_tokens", "histogram", "Number of generation tokens processed."),
 )
 _FIELDS = {
     "num_requests_running": "running",
@@ -129,4 +155,6 @@ _FIELDS = {
     "inter_token_latency_seconds": "itl",
     "e2e_request_latency_seconds": "e2e",
     "request_queue_time_seconds": "queue",
+    "request_prompt_tokens": "prompts",
+    "request_generation_tokens": "outputs",
 }

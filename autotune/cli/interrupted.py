@@ -1,0 +1,34 @@
+"""Running a coroutine from a command, so that Ctrl-C and TERM end it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from autotune.errors import Interrupted
+
+Result = TypeVar("Result")
+
+
+def run_until_signalled(make: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """The coroutine's result.
+
+    Raises:
+        Interrupted: Ctrl-C or TERM.
+    """
+    from autotune.load.loops import new_loop
+
+    async def run() -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None  # inside a coroutine that a runner drives there is one
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return await make()
+
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            return runner.run(run())
+    except asyncio.CancelledError:
+        raise Interrupted("stopped; nothing was written") from None

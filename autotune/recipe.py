@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.records import Config, Objective
 from autotune.store.folder import DATABASE_NAME
+from autotune.webhook_url import parsed as parsed_url
 from autotune.yaml_input import existing_file, read_yaml
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -27,6 +29,10 @@ AUTO_SPACE, WIDE_SPACE = "auto", "auto-wide"
 
 AUTO_CHECKPOINTS = "auto"
 """Among a recipe's checkpoints: every quantised one of the model that the catalogue knows."""
+
+
+EXPECTING_SAMPLER = "prior"
+"""The one that knows how much it expects of a proposal."""
 
 
 class EngineChoice(StrEnum):
@@ -72,6 +78,12 @@ class RequestNumbers:
     concurrency: int | None = None
 
 
+ABANDON_CONFIDENCE = 0.99
+"""Of each single trial: a study has a few dozen."""
+
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One study as asked for; `planning.py` turns it into a plan for a node.
@@ -85,6 +97,12 @@ class Recipe:
         min_model_len: no config may admit fewer tokens per request than this.
         trials: counted trials, the baseline included.
         max_time_s: of one run of the study, its launches again included; None for no limit.
+        max_gpu_s: seconds times GPUs used, of all runs of the study; None for no limit.
+        min_gain: the study ends when no config is expected to add this share to the front's hypervolume; None for
+            never. Only the sampler `prior` expects anything.
+        notify_command: told of the end, see `notify.py`; empty for nobody.
+        notify_url: the same; it may hold a secret.
+        abandon: confidence with which a trial must be shown to be dominated to be ended early; 0 for never.
         objective: what is maximised; the goodput needs an SLO, here or in the workload.
         repeats: how often the baseline and the pick are launched again at the end, to see drift and noise.
         start_deadline_s: a server that is not ready by then is stopped.
@@ -110,11 +128,16 @@ class Recipe:
     extra_args: tuple[str, ...] = ()
     trials: int = 24
     max_time_s: float | None = None
+    max_gpu_s: float | None = None
+    min_gain: float | None = None
+    notify_command: tuple[str, ...] = ()
+    notify_url: str | None = field(default=None, repr=False)
     repeats: int = 1
     sampler: str = "prior"
     seed: int = 0
     load: LoadChoice = LoadChoice()
     objective: Objective = Objective.THROUGHPUT
+    abandon: float = ABANDON_CONFIDENCE
     slo: str | None = None
     start_deadline_s: float = 1200.0
     stall_deadline_s: float = 600.0
@@ -148,6 +171,8 @@ class _NumbersFile(BaseModel):
 
 
 MOST_TIME_S = 90 * 86400.0
+MOST_GPU_HOURS = 1e6
+LEAST_GAIN, MOST_GAIN = 1e-6, 1.0
 
 
 def _check_busy(text: str) -> str:
@@ -181,11 +206,16 @@ class _StudyFile(BaseModel):
     extra_args: list[str] | None = None
     trials: Annotated[int, Field(ge=1, le=100_000)] | None = None
     max_time_s: Annotated[float, Field(gt=0, le=MOST_TIME_S)] | None = None
+    max_gpu_hours: Annotated[float, Field(gt=0, le=MOST_GPU_HOURS)] | None = None
+    min_gain: Annotated[float, Field(ge=LEAST_GAIN, le=MOST_GAIN)] | None = None
+    notify_command: Annotated[list[str], Field(min_length=1)] | None = None
+    notify_url: str | None = None
     repeats: Annotated[int, Field(ge=0, le=100)] | None = None
     sampler: str | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     load: _LoadFile | None = None
     objective: Annotated[Objective, Field(strict=False)] | None = None
+    abandon: Literal[0] | Annotated[float, Field(ge=LEAST_CONFIDENCE, le=MOST_CONFIDENCE)] | None = None
     slo: str | None = None
     start_deadline_s: Seconds | None = None
     stall_deadline_s: Seconds | None = None
@@ -230,14 +260,18 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
     values: dict[str, Any] = {
         key: getattr(parsed, key)
         for key in _StudyFile.model_fields
-        if key
-        not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "gpu_busy", "starting_points"}
+        if key not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points"}
+        and key not in {"gpu_busy", "max_gpu_hours", "notify_command"}
         and getattr(parsed, key) is not None
     }
     if parsed.load is not None:
         values["load"] = LoadChoice(**parsed.load.model_dump())
     if parsed.numbers is not None:
         values["numbers"] = RequestNumbers(**parsed.numbers.model_dump())
+    if parsed.max_gpu_hours is not None:
+        values["max_gpu_s"] = 3600.0 * parsed.max_gpu_hours
+    if parsed.notify_command is not None:
+        values["notify_command"] = tuple(parsed.notify_command)
     if parsed.checkpoints is not None:
         values["checkpoints"] = tuple(parsed.checkpoints)
     if parsed.gpus is not None:
@@ -273,7 +307,26 @@ def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) 
         )
     if values["name"].startswith(DATABASE_NAME):
         raise InvalidOption("--name", values["name"], f"any name that is not taken by the database {DATABASE_NAME}")
-    return Recipe(**values)
+    recipe = Recipe(**values)
+    _check_ends(recipe)
+    return recipe
+
+
+def _check_ends(recipe: Recipe) -> None:
+    """What says when a study ends, and who is told.
+
+    Raises:
+        InvalidOption: a gain that nobody expects, or no URL.
+    """
+    if recipe.min_gain is not None and recipe.sampler != EXPECTING_SAMPLER:
+        raise InvalidOption(
+            "--min-gain",
+            f"{recipe.min_gain:g} with --sampler {recipe.sampler}",
+            f"the sampler {EXPECTING_SAMPLER} alone: no other says what it expects",
+        )
+    # Never shown: webhooks have their secret in the path.
+    if recipe.notify_url is not None and parsed_url(recipe.notify_url) is None:
+        raise InvalidOption("--notify-url", "(not shown)", "an http or https URL in ASCII, without spaces")
 
 
 def _overlay(below: LoadChoice, above: LoadChoice) -> LoadChoice:
@@ -353,6 +406,51 @@ def parse_busy(text: str, option: str) -> float:
         return parse_time(text, option)
     except InvalidOption:
         raise InvalidOption(option, text, "wait, stop, or how long to wait, such as 30m or 2h") from None
+
+
+def parse_gpu_hours(text: str) -> float:
+    """`20` or `1.5` GPU hours as seconds.
+
+    Raises:
+        InvalidOption: no number above 0, or more than a million.
+    """
+    match = re.fullmatch(r"\d{1,9}(?:\.\d{1,6})?|\.\d{1,6}", text.strip(), re.ASCII)
+    hours = float(match[0]) if match else 0.0
+    if not 0 < hours <= MOST_GPU_HOURS:
+        raise InvalidOption("--max-gpu-hours", text, f"a number above 0, at most {MOST_GPU_HOURS:,.0f}")
+    return hours * 3600.0
+
+
+def parse_command(text: str, option: str) -> tuple[str, ...]:
+    """`prog 'an argument'` as an argument list, split as a shell would; no shell runs it.
+
+    Raises:
+        InvalidOption: empty, or an open quote. The text may hold a secret and is not shown.
+    """
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        words = ()
+    if not words or not words[0] or "\0" in text:
+        raise InvalidOption(option, "(not shown)", "a command and its arguments, quotes closed")
+    return words
+
+
+def parse_share(text: str, option: str, *, least: float, most: float, off: bool = False) -> float:
+    """`1%`, `99.5 %` or `0.01` as a share; with `off`, that word as 0.
+
+    Raises:
+        InvalidOption: none of them, or not within the bounds.
+    """
+    word = text.strip()
+    if off and word == "off":
+        return 0.0
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9})\s*(%?)", word, re.ASCII)
+    share = (float(match[1]) / (100 if match[2] else 1)) if match else -1.0
+    if not least <= share <= most:
+        allowed = f"a share from {100 * least:g}% to {100 * most:g}%, with or without the sign"
+        raise InvalidOption(option, text, f"off, or {allowed}" if off else allowed)
+    return share
 
 
 def parse_load(text: str) -> LoadChoice:

@@ -6,7 +6,6 @@ import asyncio
 import math
 import os
 import platform
-import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from autotune.budget import Ending
+from autotune.endings import Endings
 from autotune.engine.base import Engine
 from autotune.engine.command import CommandKind, shown_argv
 from autotune.engine.compile_cache import CompileCaches
@@ -58,15 +59,16 @@ class Target:
 
 def run_study(
     plan: StudyPlan, places: Places, target: Target, observer: StudyObserver, *, probe: GpuProbe | None
-) -> None:
-    """Create or resume the study and run it in this process until its target.
+) -> Ending:
+    """Create or resume the study and run it in this process until its target or another end; which of them.
 
     Raises:
         StudyMismatch: the study of this name asked a different question.
         StudyBusy: another tuner runs it.
         NodeBusy: somebody else uses its GPUs, for longer than it waits.
         StudyFatal, StorageError, VllmCommandError: it cannot go on; everything so far is kept.
-        Interrupted: SIGINT, SIGTERM or SIGHUP; the running server is stopped and the attempt stored as interrupted.
+        Interrupted: SIGINT, SIGTERM or SIGHUP; what was being measured is measured, or after a second signal, and where
+            nothing was, the running server is stopped and the attempt stored as interrupted.
     """
     folder = places.folder(plan.recipe.name)
     me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
@@ -97,10 +99,12 @@ def run_study(
                 sleep=sleep,
                 calibration=NodeCalibration.of(plan, platform.node()),
                 hold=hold,
+                endings=Endings(observer.note),
             )
             store.set_study_state(study.name, StudyState.RUNNING)
             with closing(hold):
                 _execute(run, store)
+            return run.ending
 
 
 def _execute(run: StudyRun, store: Store) -> None:
@@ -129,14 +133,9 @@ def _note_state(store: Store, study: str, state: StudyState) -> None:
 
 
 async def _until_signalled(run: StudyRun) -> None:
-    """Signals cancel the study's task: its `finally` blocks stop the server before anything else happens."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None  # inside a coroutine that asyncio.run drives there is one
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup autotune study ...` is to survive the terminal
-            loop.add_signal_handler(number, task.cancel)
-    await run.run()
+    """Signals may cancel the study's task: its `finally` blocks stop the server before anything else happens."""
+    with run.endings.listening():
+        await run.run()
 
 
 def spec_of(plan: StudyPlan) -> StudySpec:

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from autotune.budget import Budget, Ending, Spent, gpu_seconds, kept_for_again, lacking, promises_too_little
+from autotune.endings import Endings
 from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
 from autotune.engine.holding import NodeHold
@@ -34,8 +36,10 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.search.again import Again, lacking, next_again, seed_of
+from autotune.search.again import Again, next_again, seed_of
+from autotune.search.again import lacking as still_lacking
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
+from autotune.search.early import rivals_of
 from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
 from autotune.search.prior.expectation import Reason
@@ -45,9 +49,10 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudyState
-from autotune.time_limit import fits, kept_again, launch_s
 from autotune.trial import TrialOrder, TrialRun, run_trial
 from autotune.trial_life import TrialLife, forsaken
+
+_SHORT = {Ending.TIME: "time", Ending.GPU_HOURS: "GPU hours"}
 
 
 class StudyObserver(Protocol):
@@ -73,6 +78,9 @@ class StudyRun:
         sleep: waits between attempts; virtual engines pass one that returns at once.
         calibration: what is known of the node from earlier studies; None where nothing can be.
         hold: on the study's GPUs; taken by `run`, released by whoever made it.
+        endings: asks the study to end.
+        ending: why it ended.
+        gpu_s: seconds times GPUs that its attempts have used, in all runs.
         ended: trials that ended in this run: an earlier one has learnt from the others.
         slo: what the pick must meet; the plan's, or where that leaves it open, the one the study was made with.
     """
@@ -89,6 +97,9 @@ class StudyRun:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     calibration: NodeCalibration | None = None
     hold: NodeHold = field(default_factory=NodeHold)
+    endings: Endings = field(default_factory=Endings)
+    ending: Ending = field(init=False, default=Ending.TRIALS)
+    gpu_s: float = field(init=False, default=0.0)
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
     began_s: float = field(init=False)
@@ -111,16 +122,17 @@ class StudyRun:
         self.projection.sync(self.study.name)
         if self.calibration is not None and self.calibration.told is not None:
             self.observer.note(self.calibration.told)
+        self.gpu_s = self._stored_gpu_s()
         await self._finish_interrupted()
         while self._counted() < self.study.target_trials:
-            if not self._time_for(1 + self._repeats_to_come()):
+            if (short := self._short_of(1 + self._repeats_to_come())) is not None:
+                self.ending = short
                 self.observer.note(
-                    f"no time for another config: {self._counted()} of {self.study.target_trials} trials"
+                    f"no {_SHORT[short]} for another config: {self._counted()} of {self.study.target_trials} trials"
                 )
                 break
             chosen = self._next()
             if chosen is None:
-                self.observer.note("every config of the space that can start here has been tried")
                 break
             config, origin, why = chosen
             await self._perform(config, origin, why)
@@ -165,6 +177,15 @@ class StudyRun:
             is_discouraged=lambda config: is_discouraged(self.plan.complete(config), learnt),
         )
         if proposed is None:
+            self.ending = Ending.SPACE
+            self.observer.note("every config of the space that can start here has been tried")
+            return None
+        if promises_too_little(proposed.gain, self.plan.recipe.min_gain):
+            self.ending = Ending.GAIN
+            self.observer.note(
+                f"no config left is expected to enlarge the front's hypervolume by more than {proposed.gain:.2%}: "
+                f"{self._counted()} of {self.study.target_trials} trials"
+            )
             return None
         return self.plan.complete(proposed.config), Origin.SAMPLER, why_line(proposed.reason, proposed.why)
 
@@ -194,8 +215,8 @@ class StudyRun:
         one lucky launch.
         """
         while (again := self._again()) is not None:
-            if not self._time_for(1):
-                self.observer.note("no time to launch baseline and pick again as often as asked")
+            if (short := self._short_of(1)) is not None:
+                self.observer.note(f"no {_SHORT[short]} to launch baseline and pick again as often as asked")
                 return
             origin = Origin.VALIDATION if again.fresh else Origin.REPEAT
             why = why_line(Reason.REPEAT, again.why)
@@ -212,18 +233,29 @@ class StudyRun:
             rule=asked_rule(self.study.spec, self.plan.pick_rule),
             slo=self.slo,
             lossy=asked_lossy(self.study.spec),
-            spare=self._time_for(1 + lacking(trials, chosen, repeats)),
-            last=not self._time_for(2),
+            spare=self._short_of(1 + still_lacking(trials, chosen, repeats)) is None,
+            last=self._short_of(2) is not None,
         )
 
     def _repeats_left(self) -> int:
         trials = self._trials()
         running = sum(1 for trial in trials if trial.repeat_of is not None and trial.result is None)
-        return running + lacking(trials, self._pick(trials), self.plan.recipe.repeats)
+        return running + still_lacking(trials, self._pick(trials), self.plan.recipe.repeats)
 
-    def _time_for(self, launches: int) -> bool:
-        limit_s = self.plan.recipe.max_time_s
-        return limit_s is None or fits(limit_s, self.clock() - self.began_s, launches, launch_s(self._trials()))
+    def _short_of(self, launches: int) -> Ending | None:
+        """What would not suffice for as many further launches; None where all does."""
+        spent = Spent(time_s=self.clock() - self.began_s, gpu_s=self.gpu_s)
+        return lacking(self._budget, spent, launches, self._trials())
+
+    @property
+    def _budget(self) -> Budget:
+        return Budget(max_time_s=self.plan.recipe.max_time_s, max_gpu_s=self.plan.recipe.max_gpu_s)
+
+    def _stored_gpu_s(self) -> float:
+        name = self.study.name
+        return gpu_seconds(
+            (trial.gpus, attempt) for trial in self._trials() for attempt in self.store.attempts(name, trial.number)
+        )
 
     def _repeats_to_come(self) -> int:
         """Launches again that today's pick, or another one, will have at the end."""
@@ -231,7 +263,7 @@ class StudyRun:
             return 0
         # The pick may change until then, and the baseline may be the pick: room is kept for both.
         asked = max(self._repeats_left(), 2 * self.plan.recipe.repeats)
-        return kept_again(self.plan.recipe.max_time_s, asked, launch_s(self._trials()))
+        return kept_for_again(self._budget, asked, self._trials())
 
     # --- one trial --------------------------------------------------------------------------------------------------
 
@@ -275,7 +307,7 @@ class StudyRun:
             left, finished = kept.end(event, result)
             if finished is not None:
                 self._tell(finished)
-            if cancelled:
+            if cancelled or self.endings.asked:
                 raise asyncio.CancelledError
             await self._perform_left(left, kept, trial, result.failure)
 
@@ -330,8 +362,10 @@ class StudyRun:
             level_deadline_s=recipe.level_deadline_s,
             slo=self.slo,
             objective=recipe.objective,
+            rivals=rivals_of(trial, self._trials(), recipe.abandon, self.slo),
         )
         recorder = _Recorder(run=self, number=trial.number, kept=kept)
+        begun_s = self.clock()
         try:
             await self.hold.prove_free(order.launch.gpu_indices)
             run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
@@ -339,6 +373,8 @@ class StudyRun:
             with contextlib.suppress(StorageError):  # where the store is what failed, the next run marks the attempt
                 kept.cut_off(Event.REFUSED if isinstance(error, StudyFatal | VllmCommandError) else Event.INTERRUPTED)
             raise
+        finally:
+            self.gpu_s += trial.gpus * (self.clock() - begun_s)
         if run.argv:
             self.store.record_argv(name, trial.number, kept.attempt, run.argv)
         self._check_version(kept, run.result)
@@ -372,6 +408,7 @@ class _Recorder:
 
     def phase(self, phase: Phase, elapsed_s: float) -> None:
         self._phase = phase
+        self.run.endings.entered(self.number, phase)
         self.kept.enter(phase, elapsed_s, self.run.engine.clock)
         self.run.observer.phase(phase, "")
 

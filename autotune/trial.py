@@ -21,7 +21,7 @@ from autotune.records import (
     ServerFacts,
     TrialResult,
 )
-from autotune.trial_levels import FixedLoad, LevelFailed, LevelTooSlow, TrialLevels, TrialOrder
+from autotune.trial_levels import Abandoned, FixedLoad, LevelFailed, TrialLevels, TrialOrder
 
 __all__ = ["FixedLoad", "TrialObserver", "TrialOrder", "TrialRun", "outcome_of", "run_trial"]
 
@@ -105,7 +105,7 @@ async def run_trial(
         measurements=tuple(levels.measurements),
         caveats=slow + server.caveats + tuple(levels.caveats) + caveats,  # why it was abandoned comes first
     )
-    result = replace(result, goodput=levels.goodput)
+    result = replace(result, goodput=levels.goodput, early=levels.early)
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)
     return TrialRun(result=result, load=levels.load, argv=server.argv, cancelled=cancelled)
@@ -119,8 +119,8 @@ async def _measured(levels: TrialLevels) -> tuple[Failure | None, tuple[Caveat, 
         return died.failure, ()
     except LevelFailed as failed:
         return failed.failure, ()
-    except LevelTooSlow as too_slow:
-        return None, (too_slow.caveat,)
+    except Abandoned as abandoned:
+        return None, (abandoned.caveat,)
     return None, ()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autotune.engine.base import DriveResult, LaunchPlan, Server
+from autotune.load.early_end import Bars, LevelLooks, looks_of
 from autotune.load.measure import is_valid, summarise
 from autotune.load.ramp import (
     RampPoint,
@@ -26,6 +27,7 @@ from autotune.load.workloads import Workload
 from autotune.records import (
     Caveat,
     ClockKind,
+    EarlyEnd,
     Failure,
     FailureClass,
     Goodput,
@@ -39,6 +41,7 @@ from autotune.records import (
     PlannedRequest,
     Slo,
 )
+from autotune.search.early import Rivals, early_caveat
 from autotune.trial_further import Drive, FurtherLoad, drive_further
 from autotune.trial_goodput import GoodputOrder, find_goodput, goodput_caveats, slo_failure
 
@@ -74,6 +77,7 @@ class TrialOrder:
         seed: the study's; with `number` it seeds the prompts' content.
         slo: what figures are held against; the goodput is searched under it.
         further: what a verification drives beyond the two levels.
+        rivals: configs that may show this one to be dominated; None for a trial that is measured to its end.
     """
 
     number: int
@@ -87,14 +91,23 @@ class TrialOrder:
     slo: Slo | None = None
     objective: Objective = Objective.THROUGHPUT
     further: FurtherLoad | None = None
+    rivals: Rivals | None = None
 
 
-class LevelTooSlow(Exception):
-    """A level did not end in its time, though the server kept answering."""
+class Abandoned(Exception):
+    """Nothing that the trial could still show would matter."""
 
     def __init__(self, caveat: Caveat) -> None:
         super().__init__(caveat.text)
         self.caveat = caveat
+
+
+class LevelTooSlow(Abandoned):
+    """A level did not end in its time, though the server kept answering."""
+
+
+class LevelBeaten(Abandoned):
+    """A level showed that another config is better in both objectives."""
 
 
 class LevelFailed(Exception):
@@ -117,6 +130,7 @@ class TrialLevels:
         caveats: doubts about all of them.
         load: the plan they are driven with; None until one is known.
         goodput: what the search for it found; None where it is not the objective, or was not reached.
+        early: why a level ended before its time; None where none did.
     """
 
     def __init__(
@@ -134,13 +148,14 @@ class TrialLevels:
         self.caveats: list[Caveat] = []
         self.load = order.load
         self.goodput: Goodput | None = None
+        self.early: EarlyEnd | None = None
 
     async def measure(self) -> None:
         """Warm up, find the load where it is not known yet, then the two levels, busiest first; then the goodput.
 
         Raises:
             LevelFailed: a level failed in a way that says something about the config.
-            LevelTooSlow: a level did not end in its time.
+            Abandoned: a level did not end in its time, or showed that another config is better.
             ServerDied: the server ended under load.
         """
         order = self._order
@@ -156,7 +171,9 @@ class TrialLevels:
             warmup, *levels = self._levels(order.load)
             await self._warm_up(warmup.concurrency or 1, warmup.requests)
             self._enter(Phase.MEASURING)
-        driven = {level.role: await self._drive(level) for level in levels}
+        driven: dict[LevelRole, Measurement] = {}
+        for level in levels:
+            driven[level.role] = await self._drive(level, bars=self._bars(driven.get(LevelRole.THROUGHPUT)))
         if order.objective is Objective.GOODPUT and order.slo is not None:
             await self._find_goodput(order.slo, driven)
         if order.further is not None:
@@ -171,6 +188,13 @@ class TrialLevels:
                 ),
                 seed_of=lambda place: self._seed(_FURTHER + place),
             )
+
+    def _bars(self, throughput: Measurement | None) -> Bars | None:
+        """What the levels after the throughput level are up against."""
+        rivals, rate = self._order.rivals, None if throughput is None else throughput.output_tok_s
+        if rivals is None or throughput is None or throughput.void is not None or rate is None:
+            return None
+        return rivals.bars(rate.times(1 / self._order.gpus))
 
     async def _find_goodput(self, slo: Slo, driven: Mapping[LevelRole, Measurement]) -> None:
         """Search the highest rate within the SLO, from what the two levels showed.
@@ -243,18 +267,26 @@ class TrialLevels:
         return plan_load(points, order.workload, order.gpus, longest_s=longest_s)
 
     async def _drive(
-        self, level: LoadLevel, *, must_carry: bool = True, requests: Sequence[PlannedRequest] | None = None
+        self,
+        level: LoadLevel,
+        *,
+        must_carry: bool = True,
+        requests: Sequence[PlannedRequest] | None = None,
+        bars: Bars | None = None,
     ) -> Measurement:
         """Drive a level, keep its records and its figures.
 
         Args:
             must_carry: a level that the server does not carry ends the trial.
             requests: other ones than the workload's.
+            bars: what ends the level before its time, and the trial with it.
         """
-        driven, measurement = await self._run(level, requests=requests)
+        looks = looks_of(level, bars)
+        driven, measurement = await self._run(level, requests=requests, looks=looks)
         if is_valid(measurement) and any(caveat.code in _WAITED for caveat in measurement.caveats):
             # Its requests waited for a compiler. The kernels are there now, and the launch is paid for.
-            driven, measurement = await self._run(level, salt=_AGAIN, requests=requests)
+            looks = looks_of(level, bars)
+            driven, measurement = await self._run(level, salt=_AGAIN, requests=requests, looks=looks)
         path = level_path(self._order.launch.directory, level)
         await asyncio.to_thread(
             write_records,
@@ -270,16 +302,25 @@ class TrialLevels:
         self.measurements.append(measurement)
         if must_carry and not is_valid(measurement):
             raise _level_failure(measurement)
+        rivals, found = self._order.rivals, None if looks is None else looks.found
+        if rivals is not None and found is not None and measurement.void is None:
+            self.early = rivals.end(found, measurement)
+            raise LevelBeaten(early_caveat(self.early))
         return measurement
 
     async def _run(
-        self, level: LoadLevel, *, salt: int = 0, requests: Sequence[PlannedRequest] | None = None
+        self,
+        level: LoadLevel,
+        *,
+        salt: int = 0,
+        requests: Sequence[PlannedRequest] | None = None,
+        looks: LevelLooks | None = None,
     ) -> tuple[DriveResult, Measurement]:
         order = self._order
         self._told(level)
         if requests is None:
             requests = plan_requests(order.workload, level, trial_salt=order.number + salt)
-        driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s)
+        driven = await self._server.drive(level, requests, deadline_s=order.level_deadline_s, looks=looks)
         measurement = await asyncio.to_thread(
             summarise,
             level,

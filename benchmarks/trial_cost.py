@@ -40,6 +40,7 @@ from autotune.engine.base import DriveResult, Engine, LaunchPlan, Milestone, Ser
 from autotune.engine.gpu_memory import GpuGuard
 from autotune.engine.holding import NodeHold
 from autotune.engine.ports import free_port
+from autotune.load.growing import Looks
 from autotune.load.loops import new_loop
 from autotune.planning import Surroundings, make_plan
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
@@ -132,9 +133,16 @@ class TimedServer:
     def caveats(self) -> tuple[Caveat, ...]:
         return self._server.caveats
 
-    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+    async def drive(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float,
+        looks: Looks | None = None,
+    ) -> DriveResult:
         begun = time.monotonic()
-        found = await self._server.drive(level, requests, deadline_s=deadline_s)
+        found = await self._server.drive(level, requests, deadline_s=deadline_s, looks=looks)
         parts, took = self._watch.trials[-1], time.monotonic() - begun
         if level.role is LevelRole.WARMUP:
             parts.warm_up += found.duration_s

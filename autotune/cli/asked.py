@@ -73,6 +73,27 @@ MaxTime = Annotated[
 Repeats = Annotated[
     int | None, typer.Option(min=0, max=100, help="Most launches again of one config at the end, to see noise.")
 ]
+MaxGpuHours = Annotated[
+    str | None,
+    typer.Option(
+        "--max-gpu-hours",
+        help="Launch nothing that would take the study, all its runs together, beyond so many hours times GPUs used.",
+    ),
+]
+MinGain = Annotated[
+    str | None,
+    typer.Option(
+        "--min-gain",
+        help="End when the sampler expects no config to enlarge the front's hypervolume by this share, e.g. 1%.",
+    ),
+]
+Abandon = Annotated[
+    str | None,
+    typer.Option(
+        help="End a trial early once it is shown with this confidence that another config is better in throughput and "
+        "p95 TTFT: 99% (default), or off.",
+    ),
+]
 Sampler = Annotated[
     str | None,
     typer.Option(
@@ -107,6 +128,10 @@ def arguments(
     max_time: str | None,
     gpu_busy: str | None = None,
     server_args: list[str] | None,
+    abandon: str | None = None,
+    max_gpu_hours: str | None = None,
+    min_gain: str | None = None,
+    notify_command: str | None = None,
     **others: Any,
 ) -> dict[str, Any]:
     """The command line's words as `recipe.compose` takes them.
@@ -114,7 +139,20 @@ def arguments(
     Raises:
         InvalidOption: one that cannot be read.
     """
-    from autotune.recipe import parse_busy, parse_gpus, parse_load, parse_names, parse_time
+    from autotune.recipe import (
+        LEAST_CONFIDENCE,
+        LEAST_GAIN,
+        MOST_CONFIDENCE,
+        MOST_GAIN,
+        parse_busy,
+        parse_command,
+        parse_gpu_hours,
+        parse_gpus,
+        parse_load,
+        parse_names,
+        parse_share,
+        parse_time,
+    )
 
     return {
         **others,
@@ -123,6 +161,12 @@ def arguments(
         "load": None if load is None else parse_load(load),
         "objective": _objective(objective),
         "checkpoints": None if checkpoints is None else parse_names(checkpoints, "--checkpoints"),
+        "abandon": None
+        if abandon is None
+        else parse_share(abandon, "--abandon", least=LEAST_CONFIDENCE, most=MOST_CONFIDENCE, off=True),
+        "max_gpu_s": None if max_gpu_hours is None else parse_gpu_hours(max_gpu_hours),
+        "min_gain": None if min_gain is None else parse_share(min_gain, "--min-gain", least=LEAST_GAIN, most=MOST_GAIN),
+        "notify_command": None if notify_command is None else parse_command(notify_command, "--notify-command"),
         "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
         "gpu_busy_s": None if gpu_busy is None else parse_busy(gpu_busy, "--gpu-busy"),
         "extra_args": tuple(server_args) if server_args else None,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FOLLOW_POLL_S = 0.25
 STOP_POLL_S = 0.1
+AGAIN_S = 0.2
+"""Two signals that come at once are one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -170,11 +172,15 @@ def _still_open(store: Store, folder: StudyFolder, study: str, number: int) -> b
 
 def stop(
     study: StudyName,
-    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for its server to be gone.")] = 120.0,
+    wait_s: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 900.0,
+    now: Annotated[bool, typer.Option("--now", help="Do not let it finish what it measures.")] = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
 ) -> None:
-    """End a running study as Ctrl-C would: its server is stopped, everything is stored, the same command goes on."""
+    """End a running study as Ctrl-C would: what it measures is finished, its server stopped, everything stored.
+
+    The same `autotune study` command goes on with it.
+    """
     from autotune.cli.views import opened
     from autotune.errors import StudyBusy
 
@@ -193,6 +199,9 @@ def stop(
         )
     try:
         os.kill(holder.pid, signal.SIGTERM)
+        if now:
+            time.sleep(AGAIN_S)
+            os.kill(holder.pid, signal.SIGTERM)
     except ProcessLookupError:
         pass  # it ended a moment ago
     except PermissionError:
@@ -204,8 +213,9 @@ def stop(
     while folder.holder() is not None:
         if time.monotonic() > deadline:
             raise StudyBusy(
-                f"study {study!r} was told to stop, process {holder.pid} is still ending its server",
-                hint="Wait and look with `autotune status`.",
+                f"study {study!r} was told to stop, process {holder.pid} is still finishing what it measures or ending "
+                "its server",
+                hint="Wait and look with `autotune status`, or end it at once with `autotune stop --now`.",
             )
         time.sleep(STOP_POLL_S)
     typer.echo(f"study {study} is stopped; the same `autotune study` command goes on with it")

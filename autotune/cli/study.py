@@ -50,6 +50,9 @@ def study(
     trials: asked.Trials = None,
     max_time: asked.MaxTime = None,
     repeats: asked.Repeats = None,
+    max_gpu_hours: asked.MaxGpuHours = None,
+    min_gain: asked.MinGain = None,
+    abandon: asked.Abandon = None,
     sampler: asked.Sampler = None,
     seed: asked.Seed = None,
     load: asked.Load = None,
@@ -65,6 +68,22 @@ def study(
     start_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds until a server must be ready.")] = None,
     gpu_busy: asked.GpuBusy = None,
     level_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds that one load level may take.")] = None,
+    notify_command: Annotated[
+        str | None,
+        typer.Option(
+            help="Run when the study ends, without a shell, with a summary as JSON on standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    notify_url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="AUTOTUNE_NOTIFY_URL",
+            help="A URL to which a summary is POSTed as JSON when the study ends; neither stored nor shown.",
+            show_default=False,
+            show_envvar=True,
+        ),
+    ] = None,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
     as_json: Json = False,
@@ -85,6 +104,11 @@ def study(
         trials=None if more else count,
         max_time=max_time,
         gpu_busy=gpu_busy,
+        max_gpu_hours=max_gpu_hours,
+        min_gain=min_gain,
+        abandon=abandon,
+        notify_command=notify_command,
+        notify_url=notify_url,
         repeats=repeats,
         sampler=sampler,
         seed=seed,
@@ -104,6 +128,7 @@ def study(
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
     from autotune.cli.console import output_console
+    from autotune.cli.ending import announced
     from autotune.cli.views import opened, view_of, with_explanation
     from autotune.errors import NothingMeasured
     from autotune.node.nvml_probe import open_probe
@@ -115,9 +140,9 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
 
     console = output_console(stderr=True)
     _show_plan(plan, target, console)
-    with progress_view(console, time.monotonic) as progress:
+    with announced(plan, places) as run, progress_view(console, time.monotonic) as progress:
         watcher = _Watcher(plan=plan, progress=progress)
-        run_study(plan, places, target, watcher, probe=open_probe())
+        run.ended_by = run_study(plan, places, target, watcher, probe=open_probe())
     with opened(places) as store:
         view = view_of(store, store.study(plan.recipe.name), places, slo=plan.recipe.slo, rule=plan.pick_rule)
         load = plan.load_for(store.get_load_plan(plan.recipe.name))

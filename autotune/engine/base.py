@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from autotune.load.growing import Looks
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -131,10 +132,18 @@ class Server(Protocol):
         """Doubts about everything that is measured on this server."""
         ...
 
-    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+    async def drive(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float,
+        looks: Looks | None = None,
+    ) -> DriveResult:
         """Send `requests` as `level` says and wait for their end, at most `deadline_s` on the engine's clock.
 
-        Requests still open at the deadline come back with error `deadline`.
+        Requests still open at the deadline come back with error `deadline`. What `looks` has no need of is never sent;
+        without it, a level that may grow decides for itself (load/growing.py).
 
         Raises:
             ServerDied: the server ended or was restarted; carries the diagnosed failure.

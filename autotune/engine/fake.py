@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
-from autotune.load.growing import growth_of
+from autotune.load.growing import Looks, Waits, growth_of
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -116,7 +116,14 @@ class FakeServer:
         """As the script says."""
         return self.script.caveats
 
-    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+    async def drive(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float,
+        looks: Looks | None = None,
+    ) -> DriveResult:
         """Closed loops refill a slot when it comes free; open loops keep their schedule."""
         del deadline_s
         await asyncio.sleep(0)
@@ -130,7 +137,9 @@ class FakeServer:
         token_s = self.script.token_s * (2 if compiles else 1)
         slots = [0.0] * (level.concurrency or 1)
         records = []
-        if growth_of(level) is not None:
+        if looks is not None:
+            requests = self._looked_at(requests, looks)
+        elif growth_of(level) is not None:
             requests = requests[: level.requests]  # every first token comes alike: a growing level knows enough at once
         for request in requests:
             if request.scheduled_s is not None:
@@ -148,6 +157,16 @@ class FakeServer:
         use = LevelUse(jit_compiles=compiles) if self.script.compiles else None
         told = None if self.script.preemptions is None else ServerDelta(preemptions=self.script.preemptions)
         return DriveResult(records=tuple(records), server=told, duration_s=duration, use=use)
+
+    def _looked_at(self, requests: Sequence[PlannedRequest], looks: Looks) -> Sequence[PlannedRequest]:
+        """Those that were sent when the looks had enough."""
+        first_s = self.script.late_s + self.script.ttft_s
+        for count in looks.looks:
+            due = [request.scheduled_s or 0.0 for request in requests[:count]]
+            waits: Waits = [(at, at + first_s if at + first_s <= due[-1] else None) for at in due]
+            if looks.enough(waits):
+                return requests[:count]
+        return requests
 
     def _error_of(self, level: LoadLevel, index: int) -> str | None:
         after = self.script.error_after

@@ -18,6 +18,7 @@ from autotune.engine.running import RunningServer
 from autotune.engine.sampling import LevelSampler, read_cpu
 from autotune.load.client import DriveOptions, drive
 from autotune.load.exchange import Timeouts
+from autotune.load.growing import Looks
 from autotune.load.preparing import PreparedPrompts, PromptSource
 from autotune.load.prompts import Prompt
 from autotune.load.tokenizing import TextTokenizer
@@ -141,7 +142,14 @@ class ProcessServer:
         """Where it answers."""
         return self._running.door.base_url
 
-    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+    async def drive(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float,
+        looks: Looks | None = None,
+    ) -> DriveResult:
         """See the seam. The prefix cache is emptied first where the server offers it."""
         door = self._running.door
         await door.reset_prefix_cache()
@@ -158,7 +166,12 @@ class ProcessServer:
             used.append(await self._energy())
 
         options = replace(
-            self._options, deadline_s=deadline_s, abort=abort, before_start=begin, on_worker=sampler.worker_ended
+            self._options,
+            deadline_s=deadline_s,
+            abort=abort,
+            before_start=begin,
+            on_worker=sampler.worker_ended,
+            looks=looks,
         )
         try:
             records, duration = await drive(door.base_url, level, requests, options=options)

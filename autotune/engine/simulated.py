@@ -13,6 +13,7 @@ from autotune.engine.logs import MilestoneName
 from autotune.engine.remedies import remedies_for
 from autotune.errors import UnknownName
 from autotune.load.arrivals import default_stagger_s
+from autotune.load.growing import Looks
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
 from autotune.records import (
@@ -142,12 +143,19 @@ class SimulatedServer:
     argv: tuple[str, ...]
     caveats: tuple[Caveat, ...] = ()
 
-    async def drive(self, level: LoadLevel, requests: Sequence[PlannedRequest], *, deadline_s: float) -> DriveResult:
+    async def drive(
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        *,
+        deadline_s: float,
+        looks: Looks | None = None,
+    ) -> DriveResult:
         """Run the level in a thread, so that progress stays live; the result does not depend on it."""
         concurrency = level.concurrency or 1
         stagger = default_stagger_s(concurrency) if level.arrivals is Arrivals.CLOSED else 0.0
         level_run = await asyncio.to_thread(
-            self.simulation.run, level, requests, stagger_s=stagger, deadline_s=deadline_s
+            self.simulation.run, level, requests, stagger_s=stagger, deadline_s=deadline_s, looks=looks
         )
         self.engine.advance(level_run.duration_s)
         return DriveResult(records=level_run.records, server=level_run.server, duration_s=level_run.duration_s)

@@ -24,7 +24,7 @@ from autotune.load.address import check_url
 from autotune.load.arrivals import IN_FLIGHT_CAP, closed_offsets, default_stagger_s
 from autotune.load.bodies import BodyStore
 from autotune.load.exchange import Timeouts, TransportKind
-from autotune.load.growing import growth_of
+from autotune.load.growing import Looks, growth_of
 from autotune.load.level_run import LevelRun, no_garbage_collection
 from autotune.load.priority import ahead_of_others
 from autotune.load.prompts import Conversation, Prompt, Render, TokenIds
@@ -84,6 +84,7 @@ class DriveOptions:
         transport: what carries the requests; None for the quickest that can.
         workers: processes that carry the level, each on a core of its own; None for as many as its chunks need and
             cores are free. With more than one, the prompts of a level are copied to them.
+        looks: end an open loop; None for those of a level that may grow.
         stream_chunks_s: chunks per second that one stream of a closed loop is expected to bring; decides `workers`.
     """
 
@@ -107,6 +108,7 @@ class DriveOptions:
     transport: TransportKind | None = None
     workers: int | None = None
     stream_chunks_s: float = STREAM_CHUNKS_S
+    looks: Looks | None = None
 
 
 async def drive(
@@ -175,7 +177,7 @@ async def _drive_here(
         bodies,
         clock=options.clock,
         keep=lambda reading: _keep(reading, readings, options),
-        growth=growth_of(prepared.level),
+        looks=options.looks or growth_of(prepared.level),
     )
     async with open_transport(
         prepared.url, headers=prepared.headers, timeouts=options.timeouts, now=run.now, kind=options.transport
@@ -201,7 +203,7 @@ def _workers(level: LoadLevel, requests: Sequence[PlannedRequest], options: Driv
 
     One where its end is decided by what all of it shows (growing.py), and where the clock is the caller's own.
     """
-    if growth_of(level) is not None or options.clock is not time.perf_counter:
+    if options.looks is not None or growth_of(level) is not None or options.clock is not time.perf_counter:
         return 1
     if options.workers is not None:
         return options.workers

@@ -15,11 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from autotune.load import stats
 from autotune.load.arrivals import level_steps
 from autotune.load.steadiness import queue_growth
 from autotune.records import Arrivals, LoadLevel
+
+Waits = Sequence[tuple[float, float | None]]
+"""Due time and time of the first token of each request sent, in the order in which they were due; None for no token."""
 
 TARGET = 0.1
 """Half the interval of the p95 TTFT, over it. Simulated Llama-3.1-8B on one H200, chat: 20 s give 0.08 at half the
@@ -30,6 +34,20 @@ MOST_WAITING = 0.1
 
 MOST_GROWTH = 1.1
 """Offered over served rate: the TTFT of a queue that grows depends on how long one looks."""
+
+
+class Looks(Protocol):
+    """Decides while an open loop is driven whether it has enough requests. Asked by whoever drives it, between two
+    requests: an answer may take a millisecond."""
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Counts of requests after which the level may end, ascending."""
+        ...
+
+    def enough(self, waits: Waits) -> bool:
+        """Whether the level may end with the requests sent so far."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +61,8 @@ class Growth:
     looks: tuple[int, ...]
     seed: int = 0
 
-    def enough(self, waits: Sequence[tuple[float, float | None]]) -> bool:
-        """Whether the level may end with the requests sent so far.
-
-        Args:
-            waits: due time and time of the first token of each, in the order in which they were due; None for no token.
-        """
+    def enough(self, waits: Waits) -> bool:
+        """Whether the level may end with the requests sent so far."""
         ttfts = [first - due for due, first in waits if first is not None]
         if len(waits) - len(ttfts) > MOST_WAITING * len(waits):
             return True

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from autotune.load.exchange import Transport
-from autotune.load.growing import Growth
+from autotune.load.growing import Looks
 from autotune.load.reading import Reading, RequestError
 from autotune.load.sending_order import SendingOrder
 from autotune.load.timer import Sleeper
@@ -35,7 +35,7 @@ class LevelRun:
         requests: in the order planned; `after` names one that stands before.
         clock: monotonic seconds; must advance with real time.
         keep: called with what became of each request, as it ends.
-        growth: of an open loop that may grow.
+        looks: of an open loop that may end before all are sent.
 
     Raises:
         ValueError: a turn follows a request that is not planned before it.
@@ -48,14 +48,14 @@ class LevelRun:
         *,
         clock: Callable[[], float],
         keep: Callable[[Reading], None],
-        growth: Growth | None = None,
+        looks: Looks | None = None,
     ) -> None:
         self._requests = requests
         self._bodies = bodies
         self._clock = clock
         self._start = clock()
         self._keep = keep
-        self._growth = growth
+        self._looks = looks
         self._order = SendingOrder(requests)
         self._followed = {request.after for request in requests if request.after is not None}
         self._ended_s: dict[int, float] = {}
@@ -142,7 +142,7 @@ class LevelRun:
     def _send(self, place: int, due_s: float) -> None:
         reading = Reading(self._requests[place], due_s)
         self._open[reading.request.index] = reading
-        if self._growth is not None:
+        if self._looks is not None:
             self._sent[place] = reading
         self._transport.send(self._bodies[place], reading, self._ended)
 
@@ -211,8 +211,8 @@ class LevelRun:
             else:
                 self._able.append(place)
                 self._send_able()
-            growth = self._growth
-            if growth is not None and self._next in growth.looks and growth.enough(self._waits()):
+            looks = self._looks
+            if looks is not None and self._next in looks.looks and looks.enough(self._waits()):
                 self._planned = self._next
         self._await_next()
 

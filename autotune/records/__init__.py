@@ -63,7 +63,17 @@ from autotune.records.node import (
 )
 from autotune.records.quality import Quality, QualityState, QualityThresholds
 from autotune.records.slo import Goodput, GoodputEnd, Limit, Objective, Slo, SloMetric
-from autotune.records.trials import DECIDING, PROBING, LoadPlan, Pick, PickRule, Trial, TrialResult
+from autotune.records.trials import (
+    DECIDING,
+    PROBING,
+    EarlyEnd,
+    EarlyReason,
+    LoadPlan,
+    Pick,
+    PickRule,
+    Trial,
+    TrialResult,
+)
 
 __all__ = [
     "ClockKind",
@@ -126,6 +136,8 @@ __all__ = [
     "Slo",
     "PROBING",
     "DECIDING",
+    "EarlyEnd",
+    "EarlyReason",
     "SloMetric",
     "Objective",
     "Limit",

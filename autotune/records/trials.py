@@ -19,11 +19,40 @@ DECIDING = frozenset({LevelRole.THROUGHPUT, LevelRole.TTFT, LevelRole.GOODPUT})
 """Levels that objectives are read from."""
 
 
+class EarlyReason(StrEnum):
+    """Why a trial was ended before its time. SATURATED: requests came faster than they were served."""
+
+    DOMINATED = "dominated"
+    SATURATED = "saturated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyEnd:
+    """What showed that another config is better in both objectives.
+
+    Attributes:
+        rival: number of the trial that stands for that config.
+        ttft_s: the p95 TTFT is above this, which the rival keeps to.
+        confidence: that it is, over all looks at the level; below 1.
+        requests: sent until then; `planned` would have been at least.
+        saved_s: about what the trial would have lasted longer; None where nothing is known of how long others last.
+    """
+
+    reason: EarlyReason
+    rival: int
+    ttft_s: float
+    confidence: float
+    requests: int
+    planned: int
+    saved_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """How one attempt ended, with all its evidence.
 
     Attributes:
+        early: of an abandoned trial that was shown to be worse than another; None for any other.
         goodput: where the study's objective is the rate that meets an SLO: what the search for it found.
         quality: how much its answers differ from the reference's; None where nobody asked.
     """
@@ -38,6 +67,7 @@ class TrialResult:
     caveats: tuple[Caveat, ...] = ()
     goodput: Goodput | None = None
     quality: Quality | None = None
+    early: EarlyEnd | None = None
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.records import (
     Caveat,
+    EarlyEnd,
     Estimate,
     Goodput,
     Latency,
@@ -22,6 +23,7 @@ from autotune.report.certainty import certainty_document, pick_document, standin
 from autotune.report.life import life_document
 from autotune.report.running import gain_document, running_document
 from autotune.report.view import StudyView
+from autotune.search.early import early_count, saved_s
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
 from autotune.search.stability import Assessment
@@ -55,6 +57,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
         "baseline": _config(view, baseline, found) if baseline else None,
         "pick": _pick(view, found),
         **certainty_document(found),
+        "early": {"trials": early_count(view.trials), "saved_s": saved_s(view.trials) or 0.0},
         "model": view.model,
         "workload": view.workload,
         "node": view.node,
@@ -88,7 +91,13 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "on_front": trial.number in view.front,
         "limit": next((str(verdict.limit) for verdict in view.verdicts(trial)), None),
         "caveats": [caveat_document(caveat) for caveat in trial.caveats],
+        "early": early_document(result.early) if result and result.early else None,
     }
+
+
+def early_document(end: EarlyEnd) -> dict[str, Any]:
+    """Why a trial was abandoned before its time."""
+    return {**asdict(end), "reason": str(end.reason)}
 
 
 def show_document(

@@ -28,6 +28,7 @@ from autotune.report.wording import (
     seconds,
     settings,
 )
+from autotune.search.early import early_count, saved_s
 from autotune.search.objective import is_goodput
 from autotune.search.plainness import EXACT_KV_DTYPES
 
@@ -127,7 +128,13 @@ def counts_line(view: StudyView) -> Text:
     parts = [f"{view.count(outcome)} {outcome}" for outcome in Outcome if view.count(outcome)]
     void = sum(trial.void is not None for trial in view.trials)
     told = f" ({void} of them void: the load client was the limit)" if void else ""
-    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}{told}\n")
+    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}{told}{_saved(view)}\n")
+
+
+def _saved(view: StudyView) -> str:
+    """What ending trials early has saved; empty where none was."""
+    found = saved_s(view.trials)
+    return "" if found is None else f"; {early_count(view.trials)} ended early, which saved about {seconds(found)}"
 
 
 def pick_lines(view: StudyView) -> list[RenderableType]:

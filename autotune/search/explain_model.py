@@ -7,7 +7,7 @@ of both count as repeats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -126,6 +126,11 @@ class Beliefs:
         )
 
 
+def _whole(seen: Sequence[Observation]) -> Iterator[Observation]:
+    """Observations without figures of levels that ended early: nothing is explained by them."""
+    return (replace(one, logs=None) if one.partial else one for one in seen)
+
+
 def learnt(trials: Sequence[Trial], question: Question) -> Beliefs:
     """What the study's surrogate believes after all of `trials`."""
     launched: dict[str, list[int]] = {}
@@ -135,7 +140,7 @@ def learnt(trials: Sequence[Trial], question: Question) -> Beliefs:
         key = question.same(trial.config)
         launched.setdefault(key, []).append(trial.number)
         merged.append(replace(trial, config=first.setdefault(key, trial.config)))
-    seen = tuple(replace(one, config=question.inside(one.config)) for one in observations(merged))
+    seen = tuple(replace(one, config=question.inside(one.config)) for one in _whole(observations(merged)))
     listed = Candidates.of(question.space, question.prior, question.configs, question.seed)
     prior = None if question.prior is None else question.prior.refit(seen)
     expected = listed.expectation(prior) or unknown_expectation(len(listed.configs))

@@ -18,9 +18,11 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.records import Config, Outcome, Slo, Trial
-from autotune.search.objective import Point, points, violations
+from autotune.search.noise import run_noise
+from autotune.search.objective import Point, is_goodput, points, violations
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.candidates import Candidates
+from autotune.search.prior.evidence import shown_until_abandoned
 from autotune.search.prior.expectation import Prior, Proposal, Reason
 from autotune.search.prior.propose import propose
 from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled, suggested
@@ -51,7 +53,8 @@ _DIRECTIONS = (StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lesson:
-    """One config that the sampler is told about: values None for one that is running or was abandoned.
+    """One config that the sampler is told about: values None for one that is running, or was abandoned before it showed
+    both.
 
     Attributes:
         violations: of each constraint, above 0 where it is not kept; all at most 0 for a good config.
@@ -212,9 +215,7 @@ class Proposer:
                     (trial.number, _Lesson(config=config, state=TrialState.RUNNING, values=None, violations=None))
                 )
             elif trial.result.outcome is Outcome.ABANDONED:
-                good.append(
-                    (trial.number, _Lesson(config=config, state=TrialState.PRUNED, values=None, violations=None))
-                )
+                good.append((trial.number, self._abandoned(trial, config, history)))
             elif trial.result.outcome is Outcome.INFEASIBLE:
                 bad.append((trial.number, self._infeasible(config, worst)))
             else:
@@ -223,6 +224,15 @@ class Proposer:
         complete = sum(1 for _, lesson in good if lesson.state is TrialState.COMPLETE)
         bad = bad[-MAX_INFEASIBLE_PER_MEASURED * complete :] if complete else []
         return [lesson for _, lesson in sorted([*good, *bad], key=lambda pair: pair[0])]
+
+    def _abandoned(self, trial: Trial, config: Config, history: Sequence[Trial]) -> _Lesson:
+        """What a trial showed until it was abandoned counts as measured: its rival beats it in both."""
+        shown = None if is_goodput(history) else shown_until_abandoned(trial, run_noise(history))
+        if shown is None:
+            return _Lesson(config=config, state=TrialState.PRUNED, values=None, violations=None)
+        limits = self._limits.limits if self._limits else ()
+        kept = {_CONSTRAINT: 0.0, **{limit.metric.value: 0.0 for limit in limits}}
+        return _Lesson(config=config, state=TrialState.COMPLETE, values=shown[0], violations=kept)
 
     @property
     def _cannot_start(self) -> dict[str, float]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.load.growing import Looks
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import LoadLevel, ModelShape, Node, PlannedRequest, RequestRecord, ServerDelta
 from autotune.simulator.api_server import ApiServer
@@ -91,6 +92,7 @@ class Simulation:
         *,
         stagger_s: float = 0.0,
         deadline_s: float = math.inf,
+        looks: Looks | None = None,
     ) -> SimulatedLevel:
         """Run one load level to its end.
 
@@ -98,17 +100,18 @@ class Simulation:
             start_s: virtual time of its start; None continues where the last level ended. A pause cools the GPU.
             stagger_s: closed loop only: the first requests are spread evenly over this long.
             deadline_s: requests still open this long after the start come back with error `deadline`.
+            looks: end an open loop; None for those of a level that may grow.
 
         Raises:
             ValueError: a closed loop without concurrency, or an open loop without schedule.
         """
         self._begin(start_s)
         if (compiled := self._compiled_for(requests)) is not None:
-            load = compiled.load(level, requests)
+            load = compiled.load(level, requests, looks)
             outcome = self._run_compiled(compiled, load, level.seed, stagger_s, deadline_s, stamping=True)
             records = build_records(requests[: len(outcome.times.due_s)], outcome.times, self.settings.max_model_len)
             return SimulatedLevel(records=records, server=self._delta(outcome), duration_s=outcome.end_s)
-        return self._run_twin(level, requests, stagger_s, deadline_s)
+        return self._run_twin(level, requests, stagger_s, deadline_s, looks)
 
     def figures(
         self,
@@ -198,7 +201,12 @@ class Simulation:
         )
 
     def _run_twin(
-        self, level: LoadLevel, requests: Sequence[PlannedRequest], stagger_s: float, deadline_s: float
+        self,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        stagger_s: float,
+        deadline_s: float,
+        looks: Looks | None = None,
     ) -> SimulatedLevel:
         before = self._counters()
         sims = tuple(self._sim_request(request) for request in requests)
@@ -211,6 +219,7 @@ class Simulation:
             self.coefficients,
             self._noise(level.seed),
             max_model_len=self.settings.max_model_len,
+            looks=looks,
         )
         for replica in self._replicas:
             replica.start_level(0.0)

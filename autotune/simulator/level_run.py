@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.load.growing import growth_of
+from autotune.load.growing import Looks, growth_of
 from autotune.load.reading import RequestError
 from autotune.load.sending_order import SendingOrder
 from autotune.records import Arrivals, LoadLevel, PlannedRequest, RequestRecord
@@ -47,6 +47,7 @@ class LevelRun:
         noise: Callable[[], float],
         *,
         max_model_len: int,
+        looks: Looks | None = None,
     ) -> None:
         count = len(requests)
         self.prompt_tokens = 0
@@ -79,7 +80,7 @@ class LevelRun:
         self._order = SendingOrder(requests)
         self._idle_slots = 0
         self._open = count
-        self._growth = growth_of(level)
+        self._looks = looks or growth_of(level)
         self._planned = count
 
     @property
@@ -101,8 +102,9 @@ class LevelRun:
         while self._events and self._open:
             at, _, action = heapq.heappop(self._events)
             if at > deadline_s:
-                if self._growth is not None:  # what a growing level had not come to by then was never part of it
-                    self._planned = max(self._level.requests, sum(due <= deadline_s for due in self._due))
+                if self._looks is not None:  # what such a level had not come to by then was never part of it
+                    due = max(self._level.requests, sum(due <= deadline_s for due in self._due))
+                    self._planned = min(self._planned, due)
                 self._give_up()
                 return deadline_s
             now = at
@@ -110,7 +112,7 @@ class LevelRun:
         return now
 
     def records(self) -> tuple[RequestRecord, ...]:
-        """One record per request, in order; none of requests that a growing level had no need of."""
+        """One record per request, in order; none of requests that the level had no need of."""
         serials = np.concatenate([s for s, _ in self._chunks]) if self._chunks else np.empty(0, dtype=np.int64)
         times = np.concatenate([t for _, t in self._chunks]) if self._chunks else np.empty(0)
         order = np.argsort(serials, kind="stable")  # chunks were appended in order of time
@@ -165,19 +167,19 @@ class LevelRun:
                 raise ValueError(f"request {request.index} of open-loop level {self._level.name} has no scheduled time")
             self._due[position] = request.scheduled_s
         self._schedule_free()
-        for count in self._growth.looks if self._growth is not None else ():
+        for count in self._looks.looks if self._looks is not None else ():
             self._push(self._due[count - 1], partial(self._look, count))
 
     def _look(self, count: int, now: float) -> None:
-        """After a step of a level that may grow: go on, or leave it at the first `count` requests."""
+        """Where a level may end: go on, or leave it at the first `count` requests."""
         del now
-        if count >= self._planned or self._growth is None:
+        if count >= self._planned or self._looks is None:
             return
         while count < self._planned and self._sent[count] is not None:
             count += 1  # due at the same instant
         sent = [position for position in range(count) if self._sent[position] is not None]
         firsts = self._first_tokens()
-        if self._growth.enough([(self._due[at], firsts.get(self._sims[at].serial)) for at in sent]):
+        if self._looks.enough([(self._due[at], firsts.get(self._sims[at].serial)) for at in sent]):
             # None of the later ones was sent yet: their events find that they are not planned any more.
             self._open -= self._planned - count
             self._planned = count

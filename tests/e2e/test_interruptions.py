@@ -162,7 +162,7 @@ def _signalled_in_each_phase(study: Study, number: int) -> None:
     for phase in PHASES:
         tuner = study.start(*words)
         marker = study.until(phase, tuner)
-        tuner.signal(number)
+        tuner.signal(number)  # a measurement is finished, whatever goes before it is not
         assert tuner.end(15) == ExitCode.INTERRUPTED, (phase, tuner.err)
         assert study.nothing_left(marker, 0.2), phase
         assert "everything measured is stored" in tuner.err
@@ -170,9 +170,9 @@ def _signalled_in_each_phase(study: Study, number: int) -> None:
         assert study.ask("SELECT state FROM autotune_studies") == [("stopped",)]
     assert study.sound()
     study.finish(*words)
-    # What was measured before its server was being stopped stands: only the three phases before it cost an attempt.
-    assert PHASES[-1] == "stopping"
-    assert study.trials() == [(0, "measured", "interrupted," * 3 + "ended"), (1, "measured", "ended")]
+    # Only the two phases before a measurement cost an attempt; trial 0 was measured to its end, and so was trial 1.
+    assert PHASES[2:] == ("measuring", "stopping")
+    assert study.trials() == [(0, "measured", "interrupted," * 2 + "ended"), (1, "measured", "ended")]
 
 
 def ctrl_c_in_each_phase(study: Study) -> None:
@@ -181,6 +181,18 @@ def ctrl_c_in_each_phase(study: Study) -> None:
 
 def term_in_each_phase(study: Study) -> None:
     _signalled_in_each_phase(study, signal.SIGTERM)
+
+
+def ctrl_c_twice_ends_a_measurement(study: Study) -> None:
+    tuner = study.start(*PROCESS, "--trials", "1", "--load", "concurrency=4,rate=1,requests=100", *SERVER)
+    marker = study.until("measuring", tuner)
+    tuner.signal(signal.SIGINT)
+    wait_for(lambda: "when trial 0 has been measured" in tuner.err, "the word that it goes on")
+    assert study.carrying(marker)
+    tuner.signal(signal.SIGINT)
+    assert tuner.end(15) == ExitCode.INTERRUPTED
+    assert study.nothing_left(marker, 0.2)
+    assert study.trials() == [(0, None, "interrupted")]
 
 
 def second_ctrl_c_hurries_a_server_that_does_not_go(study: Study) -> None:
@@ -444,6 +456,7 @@ SCENARIOS: tuple[Callable[[Study], None], ...] = (  # longest first
     a_crash_on_every_attempt_is_the_configs_own,
     a_start_that_hangs_meets_its_deadline,
     second_ctrl_c_hurries_a_server_that_does_not_go,
+    ctrl_c_twice_ends_a_measurement,
     plus_two_extends_a_finished_study,
     out_of_memory_under_load_is_infeasible,
     a_database_that_locks_up_under_way,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from autotune.records import (
     Caveat,
     ClockKind,
     Config,
+    EarlyReason,
     Failure,
     FailureClass,
     LevelRole,
@@ -28,6 +30,8 @@ from autotune.records import (
     Phase,
     Trial,
 )
+from autotune.search.early import Rival, Rivals
+from autotune.search.noise import RunNoise
 from autotune.trial import FixedLoad, TrialOrder, run_trial
 
 LOAD = LoadPlan(
@@ -240,6 +244,51 @@ async def test_a_config_too_slow_for_its_level_is_abandoned(tmp_path: Path) -> N
     assert run.result.outcome is Outcome.ABANDONED
     assert run.result.failure is None
     assert [caveat.code for caveat in run.result.caveats] == ["too_slow", "x"]
+
+
+def beaten_by(ttft_s: float, tok_s: float = 1e6) -> Rivals:
+    rival = Rival(number=1, log_tok_s=math.log(tok_s), log_ttft=math.log(ttft_s), tok_s_variance=0, ttft_variance=0)
+    return Rivals(
+        rivals=(rival,), noise=RunNoise(throughput_sd=0.01, ttft_sd=0.1, repeats=0), confidence=0.99, usual_s=60.0
+    )
+
+
+LONG = replace(LOAD, ttft_requests_per_gpu=200)
+
+
+async def test_a_config_that_another_one_beats_is_abandoned_with_what_it_showed(tmp_path: Path) -> None:
+    engine = engine_of(Script(ttft_s=2.0))
+    run = await perform(engine, replace(order(tmp_path, load=LONG), rivals=beaten_by(0.1)))
+    assert run.result.outcome is Outcome.ABANDONED
+    assert run.result.failure is None
+    early, ttft = run.result.early, run.result.of_role(LevelRole.TTFT)
+    assert early is not None
+    assert ttft is not None
+    assert ttft.ttft_s is not None
+    assert (early.reason, early.rival, early.requests, early.planned) == (EarlyReason.DOMINATED, 1, 50, 200)
+    assert ttft.ttft_s.p95.value == pytest.approx(2.0)
+    assert ttft.completed == len(read_records(level_path(tmp_path, ttft.level)).records) == 50
+    assert early.saved_s == pytest.approx(60.0 - ttft.duration_s)
+    assert run.result.of_role(LevelRole.THROUGHPUT) is not None
+    assert run.result.caveats[0].code == "dominated"
+    assert engine.stopped == 1
+
+
+@pytest.mark.parametrize("rivals", [None, beaten_by(3.0), beaten_by(0.1, tok_s=1.0)], ids=["none", "slower", "less"])
+async def test_a_config_that_nothing_beats_is_measured_whole(tmp_path: Path, rivals: Rivals | None) -> None:
+    run = await perform(engine_of(Script(ttft_s=2.0)), replace(order(tmp_path, load=LONG), rivals=rivals))
+    assert run.result.outcome is Outcome.MEASURED
+    assert run.result.early is None
+    ttft = run.result.of_role(LevelRole.TTFT)
+    assert ttft is not None
+    assert ttft.completed == 200
+
+
+async def test_a_level_that_waited_for_a_compiler_decides_only_when_driven_again(tmp_path: Path) -> None:
+    # The TTFT level stands still for 20 s in its middle; again, it does not.
+    engine = engine_of(Script(ttft_s=0.2, compiles=(0, 0, 3, 0)))
+    run = await perform(engine, replace(order(tmp_path, load=LONG), rivals=beaten_by(1.0)))
+    assert run.result.outcome is Outcome.MEASURED
 
 
 async def test_cancellation_stops_the_server_before_it_propagates(tmp_path: Path) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.records import Config, Estimate, Failure, FailureClass, Outcome, Slo, SloMetric, Trial
+from autotune.records import (
+    Config,
+    EarlyReason,
+    Estimate,
+    Failure,
+    FailureClass,
+    Outcome,
+    Slo,
+    SloMetric,
+    Trial,
+)
 from autotune.search.noise import RunNoise, run_noise
-from autotune.search.objective import Point, points, violations
+from autotune.search.objective import Point, is_goodput, points, violations
 from autotune.search.prior.expectation import Observation
 
 _INTERVAL_SDS = 2 * 1.959964
@@ -26,6 +36,13 @@ MEMORY_CLASSES = frozenset(
 """Failures for want of memory: a little less of something cures them."""
 
 
+CUT_TTFT_SD = 0.2
+"""Of the logarithm of a p95 TTFT that a level ended early at: it is of a part of the requests."""
+
+QUEUE_TTFT_SD = 0.7
+"""The same where requests came faster than they were served: the wait would have grown on with the level."""
+
+
 def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[Observation, ...]:
     """What finished trials say, oldest config first.
 
@@ -33,7 +50,8 @@ def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[O
         limits: what a config has to keep to.
 
     Faulted trials say nothing: the environment was bad. A config that was measured once counts as feasible, whatever
-    became of its other launches. An abandoned one started; it has no figures.
+    became of its other launches. An abandoned one started; what it showed until then is known less well, and is no
+    objective in a study of the goodput.
     """
     noise = run_noise(history)
     measured = {point.config_hash: point for point in points(history)}
@@ -46,17 +64,36 @@ def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[O
         failure = dict(result.failure.facts) if result.failure is not None else {}
         available = facts.available_kv_bytes if facts is not None else None
         point = measured.get(key)
+        shown = None if point is not None or is_goodput(history) else shown_until_abandoned(trial, noise)
         found[key] = Observation(
             config=trial.config,
             feasible=result.outcome is not Outcome.INFEASIBLE,
-            logs=None if point is None else point.logs,
-            sds=(0.0, 0.0) if point is None else _sds(point, noise),
+            logs=point.logs if point is not None else shown[0] if shown is not None else None,
+            sds=_sds(point, noise) if point is not None else shown[1] if shown is not None else (0.0, 0.0),
+            partial=point is None and shown is not None,
             short_of_memory=_short_of_memory(result.failure),
             keeps=None if point is None else _keeps(point, history, limits),
             kv_tokens=facts.kv_cache_tokens if facts is not None else None,
             available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
         )
     return tuple(found.values())
+
+
+def shown_until_abandoned(trial: Trial, noise: RunNoise) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """Logs and standard deviations of what an abandoned trial showed; None where it did not come to its TTFT level."""
+    result, throughput, ttft = trial.result, trial.output_tok_s_per_gpu, trial.ttft_p95_s
+    if result is None or result.outcome is not Outcome.ABANDONED or trial.void is not None:
+        return None
+    if throughput is None or ttft is None or throughput.value <= 0 or ttft.value <= 0:
+        return None
+    queue = result.early is None or result.early.reason is EarlyReason.SATURATED
+    return (
+        (math.log(throughput.value), math.log(ttft.value)),
+        (
+            _sd(throughput, noise.throughput_sd, 1),
+            math.hypot(_sd(ttft, noise.ttft_sd, 1), QUEUE_TTFT_SD if queue else CUT_TTFT_SD),
+        ),
+    )
 
 
 def running(history: Sequence[Trial]) -> tuple[Config, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class Observation:
     Attributes:
         logs: means of (log throughput, log TTFT); None where it did not start, or its figures are no objective.
         sds: standard deviations of those means.
+        partial: its levels ended early, so that they are not those that a prior predicts.
         short_of_memory: it failed for want of memory; None where it started or failed for no known reason.
         keeps: whether it keeps to the limits other than that of the p95 TTFT; None where there are none, or no figures.
         kv_tokens: capacity of the KV cache that the log stated; None where it did not.
@@ -61,6 +62,7 @@ class Observation:
     keeps: bool | None = None
     kv_tokens: int | None = None
     available_kv_bytes: int | None = None
+    partial: bool = False
 
 
 class Prior(Protocol):
@@ -95,8 +97,14 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """A config to try and why, in one line for the operator."""
+    """A config to try and why, in one line for the operator.
+
+    Attributes:
+        gain: the most that any config left is expected to add to the front's hypervolume, as a share of it; None where
+            nothing is expected.
+    """
 
     config: Config
     reason: Reason
     why: str
+    gain: float | None = field(default=None, compare=False)

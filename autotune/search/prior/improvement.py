@@ -53,6 +53,12 @@ def expected_improvement(
     return total
 
 
+def volume(front: Sequence[Pair], reference: Pair) -> float:
+    """Hypervolume of a front."""
+    lefts = [reference[0], *(one[0] for one in front)]
+    return math.fsum((one[0] - left) * (one[1] - reference[1]) for left, one in zip(lefts, front, strict=False))
+
+
 def improvement(front: Sequence[Pair], reference: Pair, point: Pair) -> float:
     """Hypervolume that one exactly known point adds."""
     lefts = [reference[0], *(one[0] for one in front)]

@@ -173,7 +173,7 @@ class PhysicalPrior:
         shifts = self._shifts(observations)
         shift = float(np.mean(shifts)) if shifts else 0.0
         found = replace(self, shift_bytes=shift, learnt_bytes=len(shifts))
-        seen = [one for one in observations if one.logs is not None]
+        seen = [one for one in observations if one.logs is not None and not one.partial]
         resolved = self._resolved([one.config for one in seen]) if seen else None
         if resolved is None or not resolved.known.any():
             return found

@@ -30,7 +30,7 @@ from autotune.search.prior.expectation import (
 )
 from autotune.search.prior.feasibility import probabilities, regressed
 from autotune.search.prior.gp import Points
-from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement
+from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement, volume
 from autotune.search.prior.normal import cumulative
 from autotune.search.prior.parsimony import changes, in_order
 from autotune.search.prior.surrogate import Surrogate, learn
@@ -146,9 +146,14 @@ def propose_after(
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What is expected of every config left, shape (left,) each; gains are (log throughput, -log TTFT)."""
+    """What is expected of every config left, shape (left,) each; gains are (log throughput, -log TTFT).
+
+    Attributes:
+        gains: hypervolume that each is expected to add, that it may fail to run or to keep to the limits included.
+    """
 
     scores: Floats
+    gains: Floats
     means: tuple[Floats, Floats]
     sds: tuple[Floats, Floats]
     feasible: Floats
@@ -208,9 +213,9 @@ def _judge(
     minutes = np.maximum(expected.minutes[left] - COMPILE_MINUTES * warm, _LEAST_MINUTES)
     words = ("throughput", "TTFT")
     dropped = tuple(word for word, one in zip(words, surrogates, strict=True) if fitted is not None and not one.trusted)
-    return _Judged(
-        gains * feasible**CAUTION * within / minutes, means, sds, feasible, minutes, front, reference, bend, dropped
-    )
+    likely = gains * feasible * within
+    scores = gains * feasible**CAUTION * within / minutes
+    return _Judged(scores, likely, means, sds, feasible, minutes, front, reference, bend, dropped)
 
 
 def _within(
@@ -349,7 +354,9 @@ def _explained(judged: _Judged, config: Config, place: int, unit: str) -> Propos
     text += f"; runs with {judged.feasible[place]:.0%} probability, about {judged.minutes[place]:.1f} minutes"
     if judged.dropped:
         text += f"; the model's {' and '.join(judged.dropped)} is not used: trials contradict it"
-    return Proposal(config=config, reason=Reason.PRIOR if sure else Reason.EXPLORATION, why=text)
+    there = volume(judged.front, judged.reference)
+    most = float(np.max(judged.gains)) / there if there > 0.0 else None
+    return Proposal(config=config, reason=Reason.PRIOR if sure else Reason.EXPLORATION, why=text, gain=most)
 
 
 def _cover(

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.load.growing import Looks
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import LoadLevel, PlannedRequest
 from autotune.simulator.coefficients import Coefficients
@@ -88,9 +89,9 @@ class CompiledServer:
         self.heat = np.zeros(self.shape.replicas)
         self.numbers = _as_arrays(self.numbers)
 
-    def load(self, level: LoadLevel, requests: Sequence[PlannedRequest]) -> Load:
+    def load(self, level: LoadLevel, requests: Sequence[PlannedRequest], looks: Looks | None = None) -> Load:
         """A level made ready for this server."""
-        return Load.of(level, requests, self.contents)
+        return Load.of(level, requests, self.contents, looks)
 
     def reset_prefix_cache(self) -> None:
         """Forget cached blocks."""
@@ -136,9 +137,10 @@ class CompiledServer:
                 _look(load, state)
         if why == layout.MISFIT:
             self._refuse(load, int(state.whole["misfit"][0]))
-        if why == layout.TIME_UP and load.growth is not None:
-            # What a growing level had not come to by then was never part of it.
-            state.whole["planned"] = max(load.least, int((state.requests["due"] <= deadline_s).sum()))
+        if why == layout.TIME_UP and load.looks is not None:
+            # What such a level had not come to by then was never part of it.
+            due = max(load.least, int((state.requests["due"] <= deadline_s).sum()))
+            state.whole["planned"] = min(int(state.whole["planned"][0]), due)
         self.heat = state.replicas["heat"].copy()
         self._last = (state, numbering)
         return _outcome(state)
@@ -285,16 +287,16 @@ def _pools(numbering: Numbering, seats: int) -> tuple[Array, Array]:
 
 
 def _look(load: Load, state: State) -> None:
-    """After a step of a level that may grow: leave it at the requests sent so far, if they are enough."""
+    """Where a level may end: leave it at the requests sent so far, if they are enough."""
     rows, whole = state.requests, state.whole
     count, planned = int(whole["look"][0]), int(whole["planned"][0])
-    if load.growth is None or count >= planned:
+    if load.looks is None or count >= planned:
         return
     while count < planned and not np.isnan(rows["sent"][count]):
         count += 1  # due at the same instant
     sent = rows[:count][~np.isnan(rows["sent"][:count])]
     firsts = [None if np.isnan(first) else first for first in sent["first"].tolist()]
-    if load.growth.enough(list(zip(sent["due"].tolist(), firsts, strict=True))):
+    if load.looks.enough(list(zip(sent["due"].tolist(), firsts, strict=True))):
         whole["open"] -= planned - count
         whole["planned"] = count
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.load.growing import Growth, growth_of
+from autotune.load.growing import Looks, growth_of
 from autotune.records import Arrivals, LoadLevel, PlannedRequest
 from autotune.simulator.compiled import layout
 from autotune.simulator.compiled.contents import Contents, Ints, Spans, spans_of
@@ -24,7 +24,8 @@ class Load:
         free: positions that may be sent at once, ascending.
         slots: clients of a closed loop; 0 of an open one.
         contents: what the numbers in `spans` stand for.
-        least: requests of a level that does not grow.
+        least: requests of the level before it grows.
+        looks: at what was sent so far, where the level may end before all are.
     """
 
     closed: bool
@@ -36,10 +37,16 @@ class Load:
     spans: Spans
     contents: Contents
     least: int
-    growth: Growth | None
+    looks: Looks | None
 
     @classmethod
-    def of(cls, level: LoadLevel, requests: Sequence[PlannedRequest], contents: Contents) -> Load:
+    def of(
+        cls,
+        level: LoadLevel,
+        requests: Sequence[PlannedRequest],
+        contents: Contents,
+        looks: Looks | None = None,
+    ) -> Load:
         """The arrays of a level.
 
         Raises:
@@ -66,7 +73,7 @@ class Load:
             spans=spans_of(requests, contents),
             contents=contents,
             least=level.requests,
-            growth=growth_of(level),
+            looks=looks or growth_of(level),
         )
 
     def first_events(self, stagger_s: float) -> Array:
@@ -79,9 +86,9 @@ class Load:
         events = np.zeros(len(self.free), dtype=layout.EVENT)
         events["at"] = np.maximum(self.rows["due"][self.free], 0.0)
         events["kind"], events["a"] = layout.SEND, self.free
-        if self.growth is not None:
-            looks = np.zeros(len(self.growth.looks), dtype=layout.EVENT)
-            looks["kind"], looks["a"] = layout.LOOK, self.growth.looks
+        if self.looks is not None:
+            looks = np.zeros(len(self.looks.looks), dtype=layout.EVENT)
+            looks["kind"], looks["a"] = layout.LOOK, self.looks.looks
             looks["at"] = self.rows["due"][looks["a"] - 1]
             events = np.concatenate([events, looks])
         events["seq"] = np.arange(1, len(events) + 1)

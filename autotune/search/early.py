@@ -1,0 +1,197 @@
+"""What a running trial is up against: configs that may show it to be dominated before all of it is measured. Pure.
+
+A config is dominated when another has more throughput and a lower p95 TTFT. The first is known once the throughput
+level was driven, the second while the TTFT level is (load/early_end.py). Only a rival that would stand in every answer
+that the trial could give counts: one that was measured, and keeps to whatever limits the study has besides that of the
+p95 TTFT.
+
+With confidence `c`, the trial is abandoned though no rival's config is better in both with probability at most `1 - c`:
+
+```
+throughput   ln(rival / trial) > z(c) sd                     sd: both figures' own intervals and the launches' spread
+p95 TTFT     bar = rival x exp(z((1 + c) / 2) sd)            so that half of 1 - c is left to the looks at the level
+```
+
+Both must hold, so that neither may err more often than stated; the rival is chosen by throughput and its own figures,
+before a TTFT of the trial was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, median
+from typing import assert_never
+
+from autotune.load.early_end import Bar, Bars, Found
+from autotune.records import (
+    Caveat,
+    EarlyEnd,
+    EarlyReason,
+    Estimate,
+    LevelRole,
+    Measurement,
+    Origin,
+    QualityState,
+    Slo,
+    SloMetric,
+    Trial,
+)
+from autotune.search.drift import undrifted
+from autotune.search.noise import RunNoise, mean_variance, run_noise
+from autotune.search.objective import Point, limited, points
+
+MAY_END = frozenset({Origin.SAMPLER, Origin.ENQUEUED})
+"""Trials whose full figures nothing else rests on: not the baseline, and nothing that is launched to be sure."""
+
+_DOUBTFUL = frozenset({QualityState.LOST, QualityState.UNDECIDED})
+"""Answers for the sake of which a config may not be promoted."""
+
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A measured config: mean log figures over its launches, and variances of these means."""
+
+    number: int
+    log_tok_s: float
+    log_ttft: float
+    tok_s_variance: float
+    ttft_variance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rivals:
+    """Everything that one trial is held against.
+
+    Attributes:
+        confidence: 0..1, see above.
+        usual_s: what the levels after the throughput level last in a measured trial; None where none was measured.
+    """
+
+    rivals: tuple[Rival, ...]
+    noise: RunNoise
+    confidence: float
+    usual_s: float | None
+
+    def bars(self, tok_s_per_gpu: Estimate | None) -> Bars | None:
+        """What the trial's TTFT level is up against.
+
+        Args:
+            tok_s_per_gpu: the trial's output tokens/s per GPU of the throughput level; in a study of the goodput it is
+                more than any goodput that it can have.
+        """
+        if tok_s_per_gpu is None or not 0 < tok_s_per_gpu.value < math.inf:
+            return None
+        own, z = math.log(tok_s_per_gpu.value), _NORMAL.inv_cdf(self.confidence)
+        variance = mean_variance([tok_s_per_gpu], self.noise.throughput_sd)
+        more = [rival for rival in self.rivals if rival.log_tok_s >= own]
+        surely = [rival for rival in more if rival.log_tok_s - own > z * math.sqrt(rival.tok_s_variance + variance)]
+        return Bars(dominated=self._bar(surely), saturated=self._bar(more), alpha=(1 - self.confidence) / 2)
+
+    def _bar(self, rivals: Sequence[Rival]) -> Bar | None:
+        z = _NORMAL.inv_cdf((1 + self.confidence) / 2)
+        found = [
+            Bar(
+                rival=rival.number,
+                ttft_s=math.exp(rival.log_ttft + z * math.sqrt(rival.ttft_variance + self.noise.ttft_sd**2)),
+            )
+            for rival in rivals
+        ]
+        return min(found, key=lambda bar: bar.ttft_s, default=None)
+
+    def end(self, found: Found, level: Measurement) -> EarlyEnd:
+        """What a level that ended early is kept as."""
+        return EarlyEnd(
+            reason=found.reason,
+            rival=found.bar.rival,
+            ttft_s=found.bar.ttft_s,
+            confidence=self.confidence,
+            requests=found.requests,
+            planned=level.level.requests,
+            saved_s=None if self.usual_s is None else max(0.0, self.usual_s - level.duration_s),
+        )
+
+
+def rivals_of(trial: Trial, trials: Sequence[Trial], confidence: float, slo: Slo | None = None) -> Rivals | None:
+    """What `trial` is held against; None where it is to be measured whatever it shows.
+
+    Args:
+        trials: of the study so far.
+        confidence: 0 for never.
+        slo: what the pick must meet.
+    """
+    if not confidence or trial.origin not in MAY_END or trial.number == 0:
+        return None
+    noise, figures = run_noise(trials), undrifted(trials)
+    others = [point for point in points(trials) if point.config_hash != trial.config.hash]
+    found = [point for point in others if _stands(point, trials, slo)]
+    if not found:
+        return None
+    return Rivals(
+        rivals=tuple(_rival(point, [figures[number] for number in point.numbers], noise) for point in found),
+        noise=noise,
+        confidence=confidence,
+        usual_s=_usual_s(trials),
+    )
+
+
+def early_caveat(end: EarlyEnd) -> Caveat:
+    """Why a trial was abandoned, for people."""
+    rest = (
+        f"the p95 TTFT is above {end.ttft_s:.3g} s with {end.confidence:.4g} confidence; trial {end.rival} has more "
+        "throughput and keeps to that"
+    )
+    remedy = "To measure every config to the end, use --abandon off."
+    after = f"after {end.requests} of {end.planned} requests"
+    match end.reason:
+        case EarlyReason.DOMINATED:
+            return Caveat(code="dominated", text=f"{after} {rest}", remedy=remedy)
+        case EarlyReason.SATURATED:
+            text = f"{after} they came faster than they were served, and {rest}"
+            return Caveat(code="saturated", text=text, remedy=remedy)
+        case _:
+            assert_never(end.reason)
+
+
+def saved_s(trials: Sequence[Trial]) -> float | None:
+    """About how much measuring time trials that ended early have saved together; None where none did."""
+    found = [trial.result.early for trial in trials if trial.result is not None and trial.result.early is not None]
+    return math.fsum(end.saved_s or 0.0 for end in found) if found else None
+
+
+def early_count(trials: Sequence[Trial]) -> int:
+    """How many trials ended early."""
+    return sum(trial.result is not None and trial.result.early is not None for trial in trials)
+
+
+def _rival(point: Point, launches: Sequence[tuple[Estimate, Estimate]], noise: RunNoise) -> Rival:
+    throughputs, ttfts = ([pair[axis] for pair in launches] for axis in (0, 1))
+    return Rival(
+        number=point.number,
+        log_tok_s=math.log(point.tok_s_per_gpu.value),
+        log_ttft=math.log(point.ttft_p95_s.value),
+        tok_s_variance=mean_variance(throughputs, noise.throughput_sd),
+        ttft_variance=mean_variance(ttfts, noise.ttft_sd),
+    )
+
+
+def _stands(point: Point, trials: Sequence[Trial], slo: Slo | None) -> bool:
+    """Whether a config could be recommended in the trial's place."""
+    launches = [trial.result for trial in trials if trial.number in point.numbers and trial.result is not None]
+    if any(one.quality is not None and one.quality.state in _DOUBTFUL for one in launches):
+        return False
+    others = [limit for limit in slo.limits if limit.metric is not SloMetric.TTFT_P95] if slo is not None else []
+    return all(limit.is_surely_met(limited(point, trials, limit)) for limit in others)
+
+
+def _usual_s(trials: Sequence[Trial]) -> float | None:
+    later = {LevelRole.TTFT, LevelRole.GOODPUT}
+    lasted = [
+        math.fsum(level.duration_s for level in trial.result.measurements if level.level.role in later)
+        for trial in trials
+        if trial.measured and trial.result is not None
+    ]
+    return median(lasted) if lasted else None

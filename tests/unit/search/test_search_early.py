@@ -23,10 +23,10 @@ from autotune.records import (
 )
 from autotune.search.early import Rivals, early_caveat, early_count, rivals_of, saved_s
 from autotune.search.noise import run_noise
-from autotune.search.objective import parse_slo
 from autotune.search.prior.evidence import CUT_TTFT_SD, QUEUE_TTFT_SD, observations
 from autotune.search.proposer import Proposer
 from autotune.search.space import Parameter, SearchSpace
+from autotune.slo_text import parse_slo
 
 BASELINE = replace(measured(0, 1000.0, 0.5), origin=Origin.BASELINE)
 FAST = measured(1, 2000.0, 0.2)

@@ -138,8 +138,8 @@ class FakeServer:
         slots = [0.0] * (level.concurrency or 1)
         records = []
         if looks is not None:
-            requests = self._looked_at(requests, looks)
-        elif growth_of(level) is not None:
+            requests = self._looked_at(requests, level, looks)
+        if growth_of(level) is not None:
             requests = requests[: level.requests]  # every first token comes alike: a growing level knows enough at once
         for request in requests:
             if request.scheduled_s is not None:
@@ -158,10 +158,12 @@ class FakeServer:
         told = None if self.script.preemptions is None else ServerDelta(preemptions=self.script.preemptions)
         return DriveResult(records=tuple(records), server=told, duration_s=duration, use=use)
 
-    def _looked_at(self, requests: Sequence[PlannedRequest], looks: Looks) -> Sequence[PlannedRequest]:
-        """Those that were sent when the looks had enough."""
+    def _looked_at(
+        self, requests: Sequence[PlannedRequest], level: LoadLevel, looks: Looks
+    ) -> Sequence[PlannedRequest]:
+        """Those that were sent when the looks had enough, at the level's own requests at the latest."""
         first_s = self.script.late_s + self.script.ttft_s
-        for count in looks.looks:
+        for count in (count for count in looks.looks if count <= level.requests):
             due = [request.scheduled_s or 0.0 for request in requests[:count]]
             waits: Waits = [(at, at + first_s if at + first_s <= due[-1] else None) for at in due]
             if looks.enough(waits):

@@ -87,22 +87,9 @@ class Beliefs:
             word for word, one in zip(words, self.surrogates, strict=True) if self.prior is not None and not one.trusted
         )
 
-    def believed(self, configs: Sequence[Config]) -> tuple[Floats, Floats]:
-        """The prior's means; candidates have the slow prediction's corrections, other configs the mean one."""
-        if self.prior is None:
-            return unknown_expectation(len(configs)).logs
-        logs = [column.copy() for column in self.prior.expect(configs).logs]
-        if self.listed.corrections is not None:
-            for row, config in enumerate(configs):
-                place = self.listed.place(config)
-                for objective in OBJECTIVES:
-                    shift = self.listed.corrections[objective]
-                    logs[objective][row] += float(np.mean(shift)) if place is None else shift[place]
-        return logs[THROUGHPUT], logs[TTFT]
-
     def joint(self, configs: Sequence[Config]) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats]]:
         """(means, covariance) of throughput and of TTFT, natural logarithms, without the noise of a launch."""
-        at, believed = self.listed.coder.encode(configs), self.believed(configs)
+        at, believed = self.listed.coder.encode(configs), self.listed.expectation_of(configs, self.prior).logs
         throughput, ttft = (self.surrogates[one].joint(at, believed[one]) for one in OBJECTIVES)
         return throughput, ttft
 
@@ -144,19 +131,18 @@ def learnt(trials: Sequence[Trial], question: Question) -> Beliefs:
     listed = Candidates.of(question.space, question.prior, question.configs, question.seed)
     prior = None if question.prior is None else question.prior.refit(seen)
     expected = listed.expectation(prior) or unknown_expectation(len(listed.configs))
-    blank = Beliefs(
+    told = [one for one in seen if one.logs is not None]
+    believed = None if prior is None else listed.expectation_of([one.config for one in told], prior).logs
+    return Beliefs(
         question,
         listed,
         prior,
         seen,
         {key: tuple(numbers) for key, numbers in launched.items()},
-        _surrogates(listed, seen, None, None),
+        _surrogates(listed, told, believed, expected),
         expected,
         _codes(question.space, listed.configs),
     )
-    told = [one for one in seen if one.logs is not None]
-    believed = None if prior is None else blank.believed([one.config for one in told])
-    return replace(blank, surrogates=_surrogates(listed, told, believed, expected))
 
 
 def _surrogates(

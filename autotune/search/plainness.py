@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from autotune.records import Config, Estimate, Trial, Value
 from autotune.search.baseline_values import starting_values
 from autotune.search.drift import undrifted
-from autotune.search.noise import LEAST_MARGINS, RunNoise, difference, run_noise
+from autotune.search.noise import LEAST_MARGINS, Difference, RunNoise, difference, run_noise
 from autotune.search.objective import Point
 from autotune.search.parameter import value_key
 
@@ -82,13 +82,17 @@ class Ties:
         """Of all measured trials."""
         return cls(undrifted(trials), run_noise(trials))
 
-    def tied(self, one: Point, other: Point) -> bool:
-        """Whether both figures differ by less than launches of one config do."""
-        found = [
+    def differences(self, one: Point, other: Point) -> tuple[Difference | None, Difference | None]:
+        """`other` against `one` in throughput and p95 TTFT."""
+        throughput, ttft = (
             difference([self.figures[k][axis] for k in one.numbers], [self.figures[k][axis] for k in other.numbers], sd)
             for axis, sd in ((0, self.noise.throughput_sd), (1, self.noise.ttft_sd))
-        ]
-        return not any(figure is not None and figure.is_real for figure in found)
+        )
+        return throughput, ttft
+
+    def tied(self, one: Point, other: Point) -> bool:
+        """Whether both figures differ by less than launches of one config do."""
+        return not any(figure is not None and figure.is_real for figure in self.differences(one, other))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from autotune.records import Estimate, Pick, PickRule, Slo, Trial
 from autotune.search.drift import Drift, baseline_drift, undrifted
-from autotune.search.noise import RunNoise, difference, mean_variance, run_noise
+from autotune.search.noise import RunNoise, mean_variance, run_noise
 from autotune.search.objective import Point, limited, points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, choice_of, front
-from autotune.search.plainness import Plainer, Plainness
+from autotune.search.plainness import Plainer, Plainness, Ties
 from autotune.search.shrinkage import Shrunken, shrunken
 from autotune.search.validation import Validation, validation
 
@@ -155,7 +155,8 @@ def assess(
     chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
     compared |= set() if chosen is None else {chosen}
-    against = {k: _against(k, compared, launches, noise) if k in compared else ((), ()) for k in range(len(found))}
+    ties, others = Ties.of(trials), [found[k] for k in sorted(compared)]
+    against = {k: _against(found[k], others, ties) if k in compared else ((), ()) for k in range(len(found))}
     standings = tuple(
         Standing(
             number=point.number,
@@ -163,8 +164,8 @@ def assess(
             on_front=k in on_front,
             front_probability=float(chances[k]),
             pick_probability=float(picked[k]),
-            tied_with=tuple(found[j].number for j in against[k][0]),
-            beaten_by=tuple(found[j].number for j in against[k][1]),
+            tied_with=against[k][0],
+            beaten_by=against[k][1],
             tok_s_per_gpu=_estimate(expected[0][k]),
             ttft_p95_s=_estimate(expected[1][k]),
             plainness=None if plainer is None else plainer.worth[point.number],
@@ -213,22 +214,17 @@ def _gain(belief: Shrunken, baseline: Sequence[Estimate], run_sd: float) -> Esti
     )
 
 
-def _against(
-    k: int, others: Iterable[int], launches: Sequence[_Launches], noise: RunNoise
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _against(one: Point, others: Iterable[Point], ties: Ties) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Which others are tied with a config, and which beat it by more than the noise where they differ by more."""
     tied, beating = [], []
-    for j in others:
-        throughput, ttft = (
-            difference([pair[axis] for pair in launches[k]], [pair[axis] for pair in launches[j]], sd)
-            for axis, sd in ((0, noise.throughput_sd), (1, noise.ttft_sd))
-        )
-        if j == k or throughput is None or ttft is None:
+    for other in others:
+        throughput, ttft = ties.differences(one, other)
+        if other is one or throughput is None or ttft is None:
             continue
         if not throughput.is_real and not ttft.is_real:
-            tied.append(j)
+            tied.append(other.number)
         elif throughput.high >= 1.0 and ttft.low <= 1.0:
-            beating.append(j)
+            beating.append(other.number)
     return tuple(tied), tuple(beating)
 
 

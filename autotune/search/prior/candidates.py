@@ -122,15 +122,33 @@ class Candidates:
         """What `prior` expects of all, the slow prediction's corrections spread from the few to the rest."""
         if prior is None or not self.configs:
             return None
-        plain = prior.expect(self.configs)
+        return _shifted(prior.expect(self.configs), self.corrections)
+
+    def expectation_of(self, configs: Sequence[Config], prior: Prior | None) -> Expectation:
+        """What `prior` expects of some configs: candidates with their corrections, any other (the baseline, say) with
+        the mean of all."""
+        if prior is None or not configs:
+            return unknown_expectation(len(configs))
+        plain = prior.expect(configs)
         if self.corrections is None:
             return plain
-        return Expectation(
-            log_throughput=plain.log_throughput + self.corrections[0],
-            log_ttft=plain.log_ttft + self.corrections[1],
-            feasible=plain.feasible,
-            minutes=plain.minutes,
+        places = [self.place(config) for config in configs]
+        throughput, ttft = (
+            np.array([float(np.mean(shift)) if place is None else float(shift[place]) for place in places])
+            for shift in self.corrections
         )
+        return _shifted(plain, (throughput, ttft))
+
+
+def _shifted(plain: Expectation, corrections: tuple[Floats, Floats] | None) -> Expectation:
+    if corrections is None:
+        return plain
+    return Expectation(
+        log_throughput=plain.log_throughput + corrections[0],
+        log_ttft=plain.log_ttft + corrections[1],
+        feasible=plain.feasible,
+        minutes=plain.minutes,
+    )
 
 
 def unknown_expectation(count: int) -> Expectation:

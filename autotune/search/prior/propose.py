@@ -257,21 +257,12 @@ class _Beliefs:
 
     @classmethod
     def of(cls, listed: Candidates, configs: Sequence[Config], prior: Prior | None, bend: Bend) -> _Beliefs:
-        """Candidates have the corrections of the slow prediction; any other config (the baseline) has the mean one."""
-        at = listed.coder.encode(configs)
+        """As `Candidates.expectation_of`, bent as the measured figures are."""
+        at, found = listed.coder.encode(configs), listed.expectation_of(configs, prior)
         if not configs or prior is None:
-            plain = unknown_expectation(len(configs))
-            return cls(at, plain.logs, plain.feasible)
-        plain = prior.expect(configs)
-        logs = [column.copy() for column in plain.logs]
-        for row, config in enumerate(configs):
-            place = listed.place(config)
-            for objective in (THROUGHPUT, TTFT):
-                if listed.corrections is not None:
-                    shift = listed.corrections[objective]
-                    logs[objective][row] += float(np.mean(shift)) if place is None else shift[place]
-        pressed = bend.pressed(THROUGHPUT, logs[THROUGHPUT]), bend.pressed(TTFT, logs[TTFT])
-        return cls(at, pressed, plain.feasible)
+            return cls(at, found.logs, found.feasible)
+        pressed = bend.pressed(THROUGHPUT, found.logs[THROUGHPUT]), bend.pressed(TTFT, found.logs[TTFT])
+        return cls(at, pressed, found.feasible)
 
     def where(self, chosen: np.ndarray) -> _Beliefs:
         """Some of them."""

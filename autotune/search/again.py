@@ -8,6 +8,11 @@
 The last launch that a config but the baseline may have, or has time for, is on fresh seeds (`validation.py`). So
 whatever becomes the pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next,
 and at most `CONFIGS_AGAIN` configs are launched again beside the baseline.
+
+A study that is taken up again for more trials ends once more. What its baseline and its candidates may have is counted
+from the last new config on: the baseline is launched again behind the new configs, or a drift between both runs would
+never show, and a new pick finds room however many were launched again before. A config that had all its launches again
+in an earlier run has no more.
 """
 
 from __future__ import annotations
@@ -65,10 +70,10 @@ def next_again(
     if repeats <= 0:
         return None
     base = next((trial for trial in trials if trial.number == 0 and trial.measured), None)
-    if base is not None and _launched(trials, base) == 0:
+    if base is not None and _baseline_lacks(trials, repeats) == repeats:
         return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
     # A baseline that was launched more than once again has had its last launch: the study is over but for the pick.
-    over = repeats > 1 and base is not None and not _lacks(trials, base, repeats)
+    over = repeats > 1 and base is not None and not _baseline_lacks(trials, repeats)
     if spare and not over:
         found = _least_sure(trials, assess(trials, pick, rule=rule, slo=slo, lossy=lossy), repeats)
         if found is not None:
@@ -76,7 +81,7 @@ def next_again(
     chosen = _picked(trials, pick)
     if chosen is not None and chosen is not base and _may_launch(trials, chosen, repeats):
         return _again(trials, chosen, repeats, f"the pick (trial {chosen.number}) again", last=last)
-    if base is not None and _lacks(trials, base, repeats):
+    if base is not None and _baseline_lacks(trials, repeats):
         return Again(original=base, fresh=False, why="the baseline again, to see noise and drift")
     return None
 
@@ -97,9 +102,10 @@ def seed_of(trials: Sequence[Trial], trial: Trial, study_seed: int) -> int:
 
 def lacking(trials: Sequence[Trial], pick: Pick | None, repeats: int) -> int:
     """Launches that baseline and pick still lack."""
-    numbers = {0} if pick is None else {0, pick.number}
-    found = [trial for trial in trials if trial.number in numbers and trial.measured]
-    return sum(max(0, repeats - _launched(trials, trial)) for trial in found)
+    measured = {trial.number: trial for trial in trials if trial.measured}
+    of_base = _baseline_lacks(trials, repeats) if 0 in measured else 0
+    chosen = measured.get(pick.number) if pick is not None and pick.number else None
+    return of_base + (0 if chosen is None else max(0, repeats - _launched(trials, chosen)))
 
 
 def _least_sure(trials: Sequence[Trial], found: Assessment, repeats: int) -> Again | None:
@@ -148,6 +154,17 @@ def _launched(trials: Sequence[Trial], original: Trial) -> int:
     return sum(trial.repeat_of == original.number for trial in trials)
 
 
+def _baseline_lacks(trials: Sequence[Trial], repeats: int) -> int:
+    """Launches that the baseline still lacks behind the last new config."""
+    return max(0, repeats - sum(trial.repeat_of == 0 for trial in _since_the_search(trials)))
+
+
+def _since_the_search(trials: Sequence[Trial]) -> list[Trial]:
+    """Launches again that came behind the last new config: those of the study's end, or of its latest one."""
+    last = max((trial.number for trial in trials if trial.repeat_of is None), default=-1)
+    return [trial for trial in trials if trial.number > last]
+
+
 def _lacks(trials: Sequence[Trial], original: Trial, repeats: int) -> bool:
     return _launched(trials, original) < repeats
 
@@ -157,5 +174,5 @@ def _may_launch(trials: Sequence[Trial], chosen: Trial, repeats: int) -> bool:
 
 
 def _configs_again(trials: Sequence[Trial]) -> set[int]:
-    """Numbers of the configs beside the baseline that were launched again."""
-    return {trial.repeat_of for trial in trials if trial.repeat_of}
+    """Numbers of the configs beside the baseline that were launched again at this end of the study."""
+    return {trial.repeat_of for trial in _since_the_search(trials) if trial.repeat_of}

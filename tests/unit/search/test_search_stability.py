@@ -206,6 +206,35 @@ def test_the_baseline_is_first_and_last_and_the_pick_ends_on_fresh_seeds() -> No
     assert next_again(trials, pick(trials), 0) is None
 
 
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_study_that_is_taken_up_for_more_trials_ends_once_more(repeats: int) -> None:
+    rng = random.Random(1)
+    truths = [(1000.0, 1.0), (2000.0, 0.2), (500.0, 4.0)]
+    trials = finished(truths, rng, repeats)
+    first = len(trials)
+    assert [trial.repeat_of for trial in trials[3:]] == [0, *[1] * repeats, *[0] * (repeats - 1)]
+    trials.append(measured(first, 4000.0, 0.1))  # a new config, and by far the best: the new pick
+    assert lacking(trials, pick(trials), repeats) == 2 * repeats
+    truth = {0: truths[0], first: (4000.0, 0.1)}
+    while (asked := next_again(trials, pick(trials), repeats)) is not None:
+        original = asked.original.number
+        trials.append(again(len(trials), original, noisy(truth[original], rng), fresh=asked.fresh))
+    assert [one.repeat_of for one in trials[first + 1 :]] == [0, *[first] * repeats, *[0] * (repeats - 1)]
+    assert [one.origin for one in trials if one.repeat_of == first][-1] is Origin.VALIDATION
+    assert lacking(trials, pick(trials), repeats) == 0
+    assert next_again(trials, pick(trials), repeats) is None  # and the same command a third time launches nothing
+
+
+def test_room_for_a_new_pick_does_not_depend_on_what_was_launched_again_before() -> None:
+    trials = [measured(0, 1000.0, 0.5), *(measured(number, 1500.0, 0.4) for number in range(1, CONFIGS_AGAIN + 1))]
+    trials += [again(len(trials) + number, number, (1500.0, 0.4)) for number in range(CONFIGS_AGAIN + 1)]
+    trials.append(measured(len(trials), 4000.0, 0.1))
+    trials.append(again(len(trials), 0, (1000.0, 0.5)))
+    found = next_again(trials, pick(trials), 1)
+    assert found is not None
+    assert (found.original.number, found.fresh) == (len(trials) - 2, True)
+
+
 def test_where_time_is_short_only_baseline_and_pick_are_launched() -> None:
     trials = searched([(1000.0, 0.5), *[(1500.0, 0.4)] * 6], random.Random(2))
     trials.append(again(len(trials), 0, (1000.0, 0.5)))

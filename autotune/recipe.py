@@ -301,12 +301,7 @@ def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) 
     if "name" not in values:
         workload = "numbers" if values.get("numbers") else values.get("workload", "chat")
         values["name"] = default_name(values["model"], workload, values.get("node"))
-    if not NAME_PATTERN.fullmatch(values["name"]):
-        raise InvalidOption(
-            "--name", values["name"], "1-64 letters, digits, '.', '_' and '-', not starting with a sign"
-        )
-    if values["name"].startswith(DATABASE_NAME):
-        raise InvalidOption("--name", values["name"], f"any name that is not taken by the database {DATABASE_NAME}")
+    check_name(values["name"])
     recipe = Recipe(**values)
     _check_ends(recipe)
     return recipe
@@ -327,6 +322,18 @@ def _check_ends(recipe: Recipe) -> None:
     # Never shown: webhooks have their secret in the path.
     if recipe.notify_url is not None and parsed_url(recipe.notify_url) is None:
         raise InvalidOption("--notify-url", "(not shown)", "an http or https URL in ASCII, without spaces")
+
+
+def check_name(name: str) -> None:
+    """Whether a study may have this name.
+
+    Raises:
+        InvalidOption: it cannot be a folder's name, or is taken by the database.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidOption("--name", name, "1-64 letters, digits, '.', '_' and '-', not starting with a sign")
+    if name.startswith(DATABASE_NAME):
+        raise InvalidOption("--name", name, f"any name that is not taken by the database {DATABASE_NAME}")
 
 
 def _overlay(below: LoadChoice, above: LoadChoice) -> LoadChoice:

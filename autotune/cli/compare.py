@@ -40,7 +40,7 @@ def compare(
 ) -> None:
     """Compare two configs: flags, figures, cost, and whether each difference is more than noise."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.errors import InvalidOption
     from autotune.report.compare import compare as compare_sides
     from autotune.report.compare import comparison_document, comparison_text

@@ -26,7 +26,7 @@ def explain(
     Works on any machine: what the study was asked is read from the database, nothing is launched.
     """
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.planning.explaining import explain_study
     from autotune.report.explained import explanation_document, explanation_text
     from autotune.report.grid import print_to

@@ -62,7 +62,7 @@ def gc(
     deleted: rows of the database, files of the baseline, of the front, of the pick and of promoted trials, and anything
     of a study that is running.
     """
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.engine.flag_cache import cached_answers
     from autotune.errors import StorageError
     from autotune.retention import Part, parse_age, plan_retention

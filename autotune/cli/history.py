@@ -53,7 +53,7 @@ def promotions(
     """List what was promoted: what runs today, what ran before, who, why, and what the gate said."""
     from autotune.cli.console import output_console
     from autotune.cli.history_text import history_document, history_table
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.errors import InvalidOption
     from autotune.promote.history import current_of, named
     from autotune.report.grid import print_to
@@ -86,7 +86,7 @@ def diff(
     """Show what differs between two promotions: flags, variables, model, version, and the rendered files."""
     from autotune.cli.console import output_console
     from autotune.cli.history_text import diff_document, diff_text
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.promote.history import before, named
     from autotune.report.grid import print_to
 
@@ -119,7 +119,7 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Write the files of an earlier promotion again, byte for byte, and record that as the newest one."""
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.promote import write_files
     from autotune.promote.history import before, named
 

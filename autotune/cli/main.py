@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from autotune import __version__
 from autotune.cli import (
+    archive,
     bench,
     capacity,
     compare,
@@ -83,6 +84,7 @@ for module in (
     schema,
     workload,
     gc,
+    archive,
     bench,
 ):
     module.register(app)

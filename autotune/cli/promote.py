@@ -86,7 +86,8 @@ def promote(
     """Verify the pick (or a trial), render it for production and record it in the history."""
     from autotune.cli.gate import GateAsked, verified
     from autotune.cli.history import history_of
-    from autotune.cli.views import opened, view_of
+    from autotune.cli.stores import opened
+    from autotune.cli.views import view_of
     from autotune.promote import deployment_from, render
     from autotune.promote.git_folder import check_folder
     from autotune.promote.history import current_of

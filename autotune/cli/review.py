@@ -39,7 +39,8 @@ def pareto(
 ) -> None:
     """Show the front of a study, and the trial to pick."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened, view_of
+    from autotune.cli.stores import opened
+    from autotune.cli.views import brief_view_of, view_of
     from autotune.errors import InvalidOption
     from autotune.report.csv_view import trials_csv
     from autotune.report.grid import print_to
@@ -53,7 +54,8 @@ def pareto(
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         stored = store.study(study)
-        view = view_of(store, stored, places, slo=slo)
+        # JSON and CSV show something of every trial's full record, the rest only of those that are compared.
+        view = (view_of if as_json or as_csv else brief_view_of)(store, stored, places, slo=slo)
     if picture is not None:
         _draw(view, stored, picture)
     if as_json:
@@ -99,7 +101,8 @@ def show(
 ) -> None:
     """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened, view_of, with_evidence
+    from autotune.cli.stores import opened
+    from autotune.cli.views import view_of, with_evidence
     from autotune.report.detail import trial_detail
     from autotune.report.grid import print_to
     from autotune.report.json_view import show_document

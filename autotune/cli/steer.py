@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from autotune.records import Trial
-    from autotune.report.view import StudyRow
+    from autotune.report.studies import StudyRow
     from autotune.store.folder import LockHolder, StudyFolder
+    from autotune.store.outlines import Tally
     from autotune.store.places import Places
     from autotune.store.repository import Store
     from autotune.store.study_record import StudyRecord
@@ -48,31 +49,31 @@ def status(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, a
 def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json: bool) -> None:
     """The table of studies; `live` keeps those that run now."""
     from autotune.cli.console import output_console
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.report.grid import print_to
-    from autotune.report.tables import studies_table
+    from autotune.report.studies import studies_table
+    from autotune.store.outlines import Tally
 
     places = places_of(studies_dir, storage)
     if places.storage is None and not Path(places.database).exists():
         rows: list[StudyRow] = []
     else:
         with opened(places) as store:
-            rows = [row for study in store.studies() if (row := _row(store, study, places)).pid or not live]
+            tallies = store.tallies()
+            found = (_row(store, study, tallies.get(study.name, Tally()), places) for study in store.studies())
+            rows = [row for row in found if row.pid or not live]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))
     else:
         print_to(output_console(), studies_table(rows, live=live))
 
 
-def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
-    from autotune.records import Outcome
-    from autotune.report.view import StudyRow
+def _row(store: Store, study: StudyRecord, tally: Tally, places: Places) -> StudyRow:
+    from autotune.report.studies import StudyRow
     from autotune.store.study_record import StudyState
 
-    trials = store.trials(study.name)
-    outcomes = [trial.result.outcome for trial in trials if trial.result and trial.counted]
     holder = places.folder(study.name).holder()
-    running = next((trial.number for trial in trials if trial.result is None), None) if holder else None
+    running = tally.waiting if holder else None
     phase, elapsed = None, None
     if running is not None:
         attempts = store.attempts(study.name, running)
@@ -85,12 +86,12 @@ def _row(store: Store, study: StudyRecord, places: Places) -> StudyRow:
         model=study.identity["model"],
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
-        simulated=study.simulated or any(trial.result.simulated for trial in trials if trial.result),
+        simulated=study.simulated or tally.simulated,
         state="running" if holder else "interrupted" if killed else str(study.state),
-        done=sum(trial.counted for trial in trials),
+        done=tally.counted,
         wanted=study.target_trials,
-        measured=outcomes.count(Outcome.MEASURED),
-        infeasible=outcomes.count(Outcome.INFEASIBLE),
+        measured=tally.measured,
+        infeasible=tally.infeasible,
         trial=running,
         phase=phase,
         elapsed_s=elapsed,
@@ -108,7 +109,7 @@ def logs(
     storage: Storage = None,
 ) -> None:
     """Print the server's log of a trial, secrets taken out."""
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
@@ -181,7 +182,7 @@ def stop(
 
     The same `autotune study` command goes on with it.
     """
-    from autotune.cli.views import opened
+    from autotune.cli.stores import opened
     from autotune.errors import StudyBusy
 
     places = places_of(studies_dir, storage)

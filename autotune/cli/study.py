@@ -129,7 +129,8 @@ def study(
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:
     from autotune.cli.console import output_console
     from autotune.cli.ending import announced
-    from autotune.cli.views import opened, view_of, with_explanation
+    from autotune.cli.stores import opened
+    from autotune.cli.views import view_of, with_explanation
     from autotune.errors import NothingMeasured
     from autotune.node.nvml_probe import open_probe
     from autotune.report.grid import print_to

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
 
 REDACTED = "<redacted>"
 
@@ -38,6 +40,73 @@ _PATTERNS: tuple[re.Pattern[str], ...] = tuple(
         r"(?P<keep>['\"]--(?:api-key|hf-token|token|password)['\"],\s*['\"])[^'\"\n]+",
     )
 )
+
+
+_SECRET_NAME = re.compile(
+    r"(?:.*[_-])?(?:token|secret|password|passwd|credentials?)|(?:.*[_-])?(?:api|access|private|secret|auth)[_-]?key|(?-i:.*_KEY)"
+    r"|authorization",
+    re.IGNORECASE,
+)
+"""Names of settings and variables whose values are secrets. `max_tokens` and `tokenizer` are none."""
+
+_NOT_SECRET = frozenset({"bos_token", "eos_token", "pad_token", "unk_token", "mask_token", "sep_token", "cls_token"})
+
+_LINE_BYTES = 1024 * 1024
+_OVERLAP = 4096
+"""A longer line is taken in pieces, as a log may have one of a hundred megabytes; so much of each is looked at again
+with the next, so that no secret, nor the name before it, is cut in two."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, flag or key of this name holds a secret: `HF_TOKEN`, `api-key`, `env:MY_PASSWORD`."""
+    bare = name.removeprefix("env:").lstrip("-")
+    return bare.lower() not in _NOT_SECRET and _SECRET_NAME.fullmatch(bare) is not None
+
+
+def redact_data(data: Any) -> Any:
+    """JSON with every secret taken out that its words or the names beside them give away; keys stay.
+
+    Names beside: keys of objects, the first of a pair (`["HF_TOKEN", "x"]`), and flags in lists of words.
+    """
+    if isinstance(data, str):
+        return redact(data)
+    if isinstance(data, dict):
+        return {key: _hidden(value) if is_secret_name(str(key)) else redact_data(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return _redact_list(data)
+    return data
+
+
+def _redact_list(data: Sequence[Any]) -> list[Any]:
+    shown: list[Any] = []
+    secret = False
+    for place, item in enumerate(data):
+        opens = (
+            isinstance(item, str) and is_secret_name(item) and (item.startswith("-") or (len(data) == 2 and not place))
+        )
+        shown.append(_hidden(item) if secret else redact_data(item))
+        # All words behind a secret flag: `--api-key` takes several.
+        secret = opens or (secret and not (isinstance(item, str) and item.startswith("-")))
+    return shown
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, str):
+        return value and REDACTED
+    return [REDACTED for _ in value] if isinstance(value, (list, tuple)) else redact_data(value)
+
+
+def redact_stream(stream: BinaryIO) -> Iterator[bytes]:
+    """A log's bytes, secrets taken out; what is no UTF-8 stays as it is."""
+    left = ""
+    while piece := stream.readline(_LINE_BYTES):
+        shown = redact(left + piece.decode("utf-8", "surrogateescape"))
+        goes_on = len(piece) == _LINE_BYTES and not piece.endswith(b"\n")
+        cut = max(0, len(shown) - _OVERLAP) if goes_on else len(shown)
+        left = shown[cut:]
+        yield shown[:cut].encode("utf-8", "surrogateescape")
+    if left:
+        yield left.encode("utf-8", "surrogateescape")
 
 
 def redact(text: str) -> str:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 Value = bool | int | float | str | None
 """A flag's value: None leaves vLLM's own default, True/False pick `--flag` / `--no-flag`."""
@@ -113,7 +114,7 @@ INFEASIBLE_CLASSES = frozenset(FailureClass) - STUDY_FATAL_CLASSES - ENVIRONMENT
 """The config is bad: the sampler learns it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: a hash that was worked out is kept
 class Config:
     """One value per parameter, ordered by name.
 
@@ -139,7 +140,7 @@ class Config:
         """A fresh mapping of the parameters."""
         return dict(self.params)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Canonical hash, 12 hex digits. A None value (vLLM's default) hashes like an absent parameter."""
         given = {name: value for name, value in self.params if value is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from autotune.records.config import ClockKind, Config, Origin, Outcome, Phase
 from autotune.records.figures import Caveat, Estimate, Failure, Measurement, ServerFacts
@@ -74,7 +75,7 @@ class TrialResult:
         return next((m for m in self.measurements if m.level.role is role), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: objectives that were found are kept
 class Trial:
     """One config and how it ended; `result` is None while it runs.
 
@@ -136,7 +137,7 @@ class Trial:
         found = self.result.of_role(LevelRole.TTFT) if self.result else None
         return found.ttft_s.p95 if found and found.ttft_s else None
 
-    @property
+    @cached_property
     def objectives(self) -> tuple[Estimate, Estimate] | None:
         """Output tokens/s per GPU and p95 TTFT; None unless the trial was measured and both are finite and above 0.
 

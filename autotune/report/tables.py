@@ -11,19 +11,16 @@ from rich.text import Text
 
 from autotune.records import Caveat, Origin, Outcome, Trial
 from autotune.report.certainty import certainty_lines, marks, pick_doubt
-from autotune.report.explained import brief_lines
 from autotune.report.grid import add, column, grid, print_to, titled
 from autotune.report.running import COLUMN, gain_cell, marks_running, running_lines
-from autotune.report.view import StudyRow, StudyView
+from autotune.report.view import StudyView
 from autotune.report.wording import (
-    MISSING,
     brief_latency,
     brief_rate,
     brief_requests,
     changes,
     ending,
     gain,
-    number,
     printable,
     seconds,
     settings,
@@ -36,8 +33,7 @@ GOODPUT = "goodput/s per GPU"
 """Requests/s at the highest rate within the SLO."""
 
 _FIGURES = {"trial", "GPUs", "runs", GOODPUT, "tok/s per GPU", "tok/s", "TTFT p95"}
-_COUNTS = {"trials", "measured", "infeasible", "elapsed", "pid"}
-_NUMERIC = frozenset(_FIGURES | _COUNTS)
+_NUMERIC = frozenset(_FIGURES)
 
 
 def as_text(renderable: RenderableType, *, width: int = 120) -> str:
@@ -55,6 +51,8 @@ def study_report(view: StudyView) -> Group:
     parts += [Text("\n".join(running_lines(view)) + "\n")] if view.running else []
     parts += limit_lines(view)
     if view.explanation is not None:
+        from autotune.report.explained import brief_lines  # what explains takes long to import and is seldom shown
+
         parts += brief_lines(view.explanation, view.name)
     parts += doubt_lines(view)
     if view.directory:
@@ -193,7 +191,7 @@ def limit_lines(view: StudyView) -> list[RenderableType]:
 def doubt_lines(view: StudyView) -> list[RenderableType]:
     """Doubts about what the front, the baseline and void trials show, once a kind, with the trials they concern."""
     shown = {trial.number: trial for trial in view.front_trials}
-    shown |= {trial.number: trial for trial in view.trials if trial.void is not None}
+    shown |= {trial.number: view.trial(trial.number) or trial for trial in view.trials if trial.void is not None}
     base = view.baseline_trial
     if base is not None:
         shown.setdefault(base.number, base)
@@ -233,36 +231,10 @@ def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
     )
 
 
-def studies_table(rows: Sequence[StudyRow], *, live: bool = False) -> RenderableType:
-    """`autotune list`; with `live`, `autotune status` with trial, phase and elapsed time."""
-    if not rows:
-        return Text("No study is running.\n" if live else "There is no study yet.\n")
-    live_heads = ("trial", "phase", "elapsed", "pid") if live else ()
-    table = _table(
-        *("study", "model", "workload", "engine", "state", "trials", "measured", "infeasible"),
-        *live_heads,
-    )
-    for row in rows:
-        wanted = MISSING if row.wanted is None else str(row.wanted)
-        cells = [
-            *(printable(row.name), printable(row.model), printable(row.workload)),
-            f"{row.engine} (simulated)" if row.simulated and row.engine != "simulated" else row.engine,
-            *(row.state, f"{row.done} of {wanted}", str(row.measured), str(row.infeasible)),
-        ]
-        if live:
-            cells += [number(row.trial), row.phase or MISSING, seconds(row.elapsed_s), _plain(row.pid)]
-        add(table, *cells)
-    return titled("Running" if live else "Studies", table)
-
-
-def _plain(value: int | None) -> str:
-    return MISSING if value is None else str(value)
-
-
 def _table(*heads: str) -> Table:
     table = grid()
     for head in heads:
-        column(table, head, right=head in _NUMERIC, whole=head == "study")
+        column(table, head, right=head in _NUMERIC)
     return table
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from autotune.advice import Advice, advise
 from autotune.bottleneck import Setting, Verdict, verdicts
 from autotune.records import Config, ModelShape, Node, Outcome, Pick, PickRule, Slo, Trial
-from autotune.search.explain import Explanation
 from autotune.search.lessons import case_of
 from autotune.search.noise import Difference, difference, run_noise
-from autotune.search.objective import Figures, joined_figures
+from autotune.search.objective import Figures, Point, joined_figures, points
 from autotune.search.stability import Assessment, assess
+
+if TYPE_CHECKING:
+    from autotune.search.explain import Explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,7 @@ class Gain:
     ttft: Difference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what was worked out is kept
 class StudyView:
     """One study with its front.
 
@@ -92,6 +97,7 @@ class StudyView:
         directory: where the raw files lie.
         explanation: what the study has learnt, where its short version is to be shown.
         running: what runs today of this model; None where nothing was promoted.
+        detailed: full records of some trials by number, where `trials` are outlines.
     """
 
     name: str
@@ -110,6 +116,7 @@ class StudyView:
     background: Background | None = None
     explanation: Explanation | None = None
     running: Running | None = None
+    detailed: Mapping[int, Trial] = field(default_factory=dict)
 
     def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:
         """What held a measured trial back, strongest first; empty where it cannot be told."""
@@ -129,11 +136,17 @@ class StudyView:
 
     def trial(self, number: int) -> Trial | None:
         """The trial of that number; None when there is none."""
+        if number in self.detailed:
+            return self.detailed[number]
         return next((trial for trial in self.trials if trial.number == number), None)
 
     def joined(self, trial: Trial) -> Figures:
         """The figures of front, pick and baseline: means over all launches of the trial's config."""
-        return joined_figures(trial, self.trials)
+        return joined_figures(trial, self.trials, self._points)
+
+    @cached_property
+    def _points(self) -> tuple[Point, ...]:
+        return points(self.trials)
 
     def gain_over_running(self, trial: Trial) -> Gain | None:
         """A config against what runs today, over all launches of both; None where they do not compare."""
@@ -149,16 +162,23 @@ class StudyView:
         return None if throughput is None or ttft is None else Gain(throughput=throughput, ttft=ttft)
 
     def assessment(self) -> Assessment:
-        """How sure front and pick are; worked out anew at each call (tens of milliseconds)."""
+        """How sure front and pick are; worked out once (tens of milliseconds)."""
+        return self._assessment
+
+    @cached_property
+    def _assessment(self) -> Assessment:
         rule = self.pick.rule if self.pick else PickRule.KNEE
         return assess(self.trials, self.pick, rule=rule, slo=self.slo, lossy=self.lossy)
 
-    @property
+    @cached_property
     def front_trials(self) -> tuple[Trial, ...]:
         """Trials of the front, lowest p95 TTFT first; those without both figures are left out."""
-        found = [trial for trial in self.trials if trial.number in self.front and trial.measured]
+        front = frozenset(self.front)
+        found = [trial for trial in self.trials if trial.number in front and trial.measured]
         placed = [(ttft.value, trial.number, trial) for trial in found if (ttft := self.joined(trial).ttft_p95_s)]
-        return tuple(trial for _, _, trial in sorted(placed, key=lambda entry: entry[:2]))
+        return tuple(
+            self.detailed.get(number, trial) for _, number, trial in sorted(placed, key=lambda entry: entry[:2])
+        )
 
     @property
     def compared_trials(self) -> tuple[Trial, ...]:
@@ -184,31 +204,3 @@ class StudyView:
     def count(self, outcome: Outcome) -> int:
         """How many trials ended so."""
         return Counter(trial.result.outcome for trial in self.trials if trial.result)[outcome]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyRow:
-    """One line of `autotune list` and `status`.
-
-    Attributes:
-        state: e.g. `running`, `finished`, `interrupted`.
-        done: trials that count against `wanted`, as do `measured` and `infeasible`: repeats are none of them.
-        wanted: trials asked for; None when unknown.
-        phase: what the running attempt does; None when nothing runs.
-        elapsed_s: of the running tuner; None when nothing runs.
-    """
-
-    name: str
-    model: str
-    workload: str
-    engine: str
-    simulated: bool
-    state: str
-    done: int
-    wanted: int | None = None
-    measured: int = 0
-    infeasible: int = 0
-    trial: int | None = None
-    phase: str | None = None
-    elapsed_s: float | None = None
-    pid: int | None = None

@@ -18,6 +18,7 @@ from statistics import NormalDist
 
 from autotune.records import Estimate, Trial
 from autotune.search.noise import mean_variance, run_noise
+from autotune.search.remembered import remembered
 
 _NORMAL = NormalDist()
 FLAG_Z = _NORMAL.inv_cdf((1 + math.sqrt(0.95)) / 2)
@@ -80,6 +81,7 @@ class Drift:
         return self.throughput.clear or self.ttft.clear
 
 
+@remembered
 def baseline_drift(trials: Sequence[Trial]) -> Drift | None:
     """The trend in the baseline's launches; None where it was measured less than twice.
 
@@ -105,6 +107,7 @@ def baseline_drift(trials: Sequence[Trial]) -> Drift | None:
     )
 
 
+@remembered
 def undrifted(trials: Sequence[Trial]) -> Mapping[int, tuple[Estimate, Estimate]]:
     """Throughput per GPU and p95 TTFT of each measured trial by its number, a clear drift taken off."""
     found = {trial.number: pair for trial in trials if (pair := trial.objectives) is not None}

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
 from autotune.records import Estimate, Trial
+from autotune.search.remembered import remembered
 
 ASSUMED_THROUGHPUT_SD = 0.01
 ASSUMED_TTFT_SD = 0.10
@@ -77,6 +78,15 @@ def run_noise(trials: Sequence[Trial], *, without: str | None = None) -> RunNois
     Args:
         without: hash of a config that is not to have a say, because its launches are judged by the others' spread.
     """
+    return _all_noise(trials) if without is None else _noise(trials, without)
+
+
+@remembered
+def _all_noise(trials: Sequence[Trial]) -> RunNoise:
+    return _noise(trials, None)
+
+
+def _noise(trials: Sequence[Trial], without: str | None) -> RunNoise:
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         pair = trial.objectives
@@ -85,6 +95,8 @@ def run_noise(trials: Sequence[Trial], *, without: str | None = None) -> RunNois
     repeats = sum(len(group) - 1 for group in groups.values())
     squares = [0.0, 0.0]
     for group in groups.values():
+        if len(group) == 1:
+            continue
         for axis in (0, 1):
             middle = fmean(values[axis] for values in group)
             squares[axis] += math.fsum((values[axis] - middle) ** 2 for values in group)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from autotune.records import Estimate, LevelRole, Limit, Slo, Trial
 from autotune.search.drift import undrifted
+from autotune.search.remembered import remembered
 
 _MOST_EXCESS = 0.99
 """A config that misses every limit by a factor of 100 and more is still one that serves."""
@@ -43,34 +44,30 @@ class Point:
         return math.log(self.tok_s_per_gpu.value), math.log(self.ttft_p95_s.value)
 
 
+@remembered
 def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
     """The measured configs, repeats of one config (same hash) joined, in order of their first trial.
 
     A clear drift of the node over the study is taken off (`drift.py`).
     """
-    found: dict[str, Point] = {}
-    evidence: dict[str, list[tuple[Estimate, Estimate]]] = {}
-    rates: dict[str, list[Estimate]] = {}
+    launches: dict[str, list[Trial]] = {}
     objectives = undrifted(trials)
     for trial in sorted(trials, key=lambda trial: trial.number):
-        pair = objectives.get(trial.number)
-        if pair is None:
-            continue
-        key = trial.config.hash
-        evidence.setdefault(key, []).append(pair)
-        if trial.goodput_rps_per_gpu is not None:
-            rates.setdefault(key, []).append(trial.goodput_rps_per_gpu)
-        numbers = (*found[key].numbers, trial.number) if key in found else (trial.number,)
-        point = Point(number=trial.number, numbers=numbers, config_hash=key, tok_s_per_gpu=pair[0], ttft_p95_s=pair[1])
-        found[key] = replace(point, number=numbers[0])
-    return tuple(
-        replace(
-            point,
-            tok_s_per_gpu=_joined([pair[0] for pair in evidence[key]]),
-            ttft_p95_s=_joined([pair[1] for pair in evidence[key]]),
-            goodput_rps_per_gpu=_joined(rates[key]) if key in rates else None,
-        )
-        for key, point in found.items()
+        if trial.number in objectives:
+            launches.setdefault(trial.config.hash, []).append(trial)
+    return tuple(_point(key, found, objectives) for key, found in launches.items())
+
+
+def _point(key: str, launches: Sequence[Trial], objectives: Mapping[int, tuple[Estimate, Estimate]]) -> Point:
+    numbers = tuple(trial.number for trial in launches)
+    rates = [rate for trial in launches if (rate := trial.goodput_rps_per_gpu) is not None]
+    return Point(
+        number=numbers[0],
+        numbers=numbers,
+        config_hash=key,
+        tok_s_per_gpu=_joined([objectives[number][0] for number in numbers]),
+        ttft_p95_s=_joined([objectives[number][1] for number in numbers]),
+        goodput_rps_per_gpu=_joined(rates) if rates else None,
     )
 
 
@@ -107,15 +104,19 @@ def own_figures(trial: Trial) -> Figures:
     )
 
 
-def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
+def joined_figures(trial: Trial, trials: Sequence[Trial], found: Sequence[Point] | None = None) -> Figures:
     """Those that front and pick are decided by: over all measured launches of its config among `trials`.
 
     A trial without objectives has only its own.
+
+    Args:
+        found: `points(trials)`, where they are known already.
     """
-    point = next((point for point in points(trials) if trial.number in point.numbers), None)
+    known = points(trials) if found is None else found
+    point = next((point for point in known if trial.number in point.numbers), None)
     if point is None:
         return own_figures(trial)
-    launches = [one for one in trials if one.number in point.numbers]
+    launches = _launches(point, trials)
     totals = [one.output_tok_s for one in launches if one.output_tok_s is not None]
     shares = [one.output_tok_s_per_gpu for one in launches if one.output_tok_s_per_gpu is not None]
     share = _joined(shares)
@@ -147,8 +148,8 @@ def _joined(estimates: Sequence[Estimate]) -> Estimate:
 def limited(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | None:
     """What the TTFT level showed of a limited metric, over all launches of the config; None where one lacks it."""
     figures: list[Estimate] = []
-    for trial in trials:
-        if trial.number not in point.numbers or trial.result is None:
+    for trial in _launches(point, trials):
+        if trial.result is None:
             continue
         level = trial.result.of_role(LevelRole.TTFT)
         figure = limit.figure(level) if level is not None else None
@@ -156,6 +157,13 @@ def limited(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | N
             return None
         figures.append(figure)
     return _joined(figures) if figures else None
+
+
+def _launches(point: Point, trials: Sequence[Trial]) -> list[Trial]:
+    """A config's launches. Trials stand in order of their numbers as a rule, and then there is no need to look."""
+    if all(number < len(trials) and trials[number].number == number for number in point.numbers):
+        return [trials[number] for number in point.numbers]
+    return [trial for trial in trials if trial.number in point.numbers]
 
 
 def violations(point: Point, trials: Sequence[Trial], slo: Slo) -> dict[str, float]:

@@ -17,12 +17,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 NARROWEST = 0.5
 """Standard deviation of the mixture's parts, in those of the noise: no two configs are taken for exactly the same."""
 
 GRID = 60
 ROUNDS = 200
+
+LARGE = 400
+"""Values above which the distribution is fitted to counts in cells: its cost grows with the square of their number, and
+10,000 would take minutes and gigabytes."""
+
+CELLS = 400
+"""At most; a cell is no narrower than half of the mixture's parts, a quarter of the noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +41,17 @@ class Shrunken:
     sd: float
 
 
-def shrunken(values: Sequence[float], variances: Sequence[float]) -> tuple[Shrunken, ...]:
+_Column = NDArray[np.float64]
+"""(n, 1)."""
+
+
+def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int = LARGE) -> tuple[Shrunken, ...]:
     """The expectation of each value given all of them, in their order.
 
     Args:
         values: measured, one a config; logarithms, so that the noise is about alike.
         variances: of their noise, all above 0.
+        large: more values than these are fitted in cells.
     """
     if not values:
         return ()
@@ -46,22 +59,42 @@ def shrunken(values: Sequence[float], variances: Sequence[float]) -> tuple[Shrun
     if len(values) == 1:  # nothing to be compared with
         return (Shrunken(mean=values[0], sd=float(variances[0]) ** 0.5),)
     part = float(np.median(v)) * NARROWEST**2
+    seen_y, seen_v, counts = _cells(y, v, part) if len(values) > large else (y, v, np.ones_like(y))
     # Equal figures stay several centres: what starts with which weight does not depend on rounding.
-    centres = np.concatenate([y[:, 0], np.linspace(y.min(), y.max(), GRID)])
-    # The largest of each row is taken off before the exponential: a config far from all centres but its own is no 0/0.
-    fit = -((y - centres) ** 2) / (2 * (v + part)) - 0.5 * np.log(v + part)
-    likelihood = np.exp(fit - fit.max(axis=1, keepdims=True))
-    belongs = likelihood
+    centres = np.concatenate([seen_y[:, 0], np.linspace(y.min(), y.max(), GRID)])
+    likelihood = _likelihood(seen_y, seen_v, part, centres)
+    shared = likelihood
+    weights = np.ones_like(centres)
     for _ in range(ROUNDS):
-        belongs = belongs / belongs.sum(axis=1, keepdims=True)
-        belongs = likelihood * belongs.mean(axis=0)
+        shared = shared / shared.sum(axis=1, keepdims=True)
+        weights = (counts * shared).sum(axis=0) / counts.sum()
+        shared = likelihood * weights
+    shared = shared / shared.sum(axis=1, keepdims=True)
+    belongs = _likelihood(y, v, part, centres) * weights
     belongs = belongs / belongs.sum(axis=1, keepdims=True)
     trust = part / (v + part)
     means = centres + trust * (y - centres)
     mean = (belongs * means).sum(axis=1)
     # A part that few configs share is itself not known better than they are: alone, a config keeps all of its noise.
-    overlap = belongs @ belongs.T
-    sharers = np.minimum(1.0, overlap / np.diag(overlap)[:, None]).sum(axis=1)
+    overlap = (belongs @ shared.T) / (belongs**2).sum(axis=1)[:, None]
+    sharers = np.maximum(1.0, np.minimum(1.0, overlap) @ counts[:, 0])
     unknown = ((1 - trust) ** 2 * (v + part))[:, 0] / sharers
     variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0] + unknown
     return tuple(Shrunken(mean=float(m), sd=float(s) ** 0.5) for m, s in zip(mean, variance, strict=True))
+
+
+def _likelihood(y: _Column, v: _Column, part: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each value from each centre, up to a factor a row: a config far from all centres but its own is no 0/0."""
+    fit = -((y - centres) ** 2) / (2 * (v + part)) - 0.5 * np.log(v + part)
+    likelihood: NDArray[np.float64] = np.exp(fit - fit.max(axis=1, keepdims=True))
+    return likelihood
+
+
+def _cells(y: _Column, v: _Column, part: float) -> tuple[_Column, _Column, _Column]:
+    """Means of values and variances in cells of one width, and how many values are in each; empty ones are left out."""
+    width = max(part**0.5 / 2, float(y.max() - y.min()) / CELLS)
+    places = np.floor((y[:, 0] - y.min()) / width).astype(int)
+    counts = np.bincount(places)
+    held = counts > 0
+    means = [np.bincount(places, weights=one[:, 0])[held] / counts[held] for one in (y, v)]
+    return means[0][:, None], means[1][:, None], counts[held].astype(float)[:, None]

@@ -145,18 +145,16 @@ def assess(
     launches = [[figures[number] for number in point.numbers] for point in found]
     sds = (noise.throughput_sd, noise.ttft_sd)
     expected = [_expected(launches, axis, sds[axis]) for axis in (0, 1)]
-    throughput, ttft = _drawn(found, expected)
-    on_front = front([point.values for point in found])
-    chances = _front_draws(throughput, ttft).mean(axis=0)
+    on_front = frozenset(front([point.values for point in found]))
     plainer = Plainer.of(found, trials, lossy)
-    picked = _pick_draws(throughput, ttft, found, trials, rule, slo).mean(axis=0)
+    chances, picked = _probabilities(found, expected, trials, rule, slo, on_front)
     if plainer is not None:
         picked = _plainer_picks(picked, plainer, found, trials, rule, slo)
     chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
     compared |= set() if chosen is None else {chosen}
     ties, others = Ties.of(trials), [found[k] for k in sorted(compared)]
-    against = {k: _against(found[k], others, ties) if k in compared else ((), ()) for k in range(len(found))}
+    against = {k: _against(found[k], others, ties) for k in sorted(compared)}
     standings = tuple(
         Standing(
             number=point.number,
@@ -164,8 +162,8 @@ def assess(
             on_front=k in on_front,
             front_probability=float(chances[k]),
             pick_probability=float(picked[k]),
-            tied_with=against[k][0],
-            beaten_by=against[k][1],
+            tied_with=against[k][0] if k in against else (),
+            beaten_by=against[k][1] if k in against else (),
             tok_s_per_gpu=_estimate(expected[0][k]),
             ttft_p95_s=_estimate(expected[1][k]),
             plainness=None if plainer is None else plainer.worth[point.number],
@@ -197,8 +195,11 @@ _Launches = Sequence[tuple[Estimate, Estimate]]
 def _expected(launches: Sequence[_Launches], axis: int, run_sd: float) -> tuple[Shrunken, ...]:
     """Of the logarithm of one figure, for every config."""
     sides = [[pair[axis] for pair in one] for one in launches]
-    means = [math.fsum(math.log(figure.value) for figure in side) / len(side) for side in sides]
-    return shrunken(means, [mean_variance(side, run_sd) for side in sides])
+    return shrunken([_log_mean(side) for side in sides], [mean_variance(side, run_sd) for side in sides])
+
+
+def _log_mean(side: Sequence[Estimate]) -> float:
+    return math.fsum(math.log(figure.value) for figure in side) / len(side)
 
 
 def _estimate(belief: Shrunken) -> Estimate:
@@ -208,7 +209,7 @@ def _estimate(belief: Shrunken) -> Estimate:
 
 def _gain(belief: Shrunken, baseline: Sequence[Estimate], run_sd: float) -> Estimate:
     """Over the baseline as measured: it was not chosen for its luck."""
-    base = math.fsum(math.log(figure.value) for figure in baseline) / len(baseline)
+    base = _log_mean(baseline)
     return _estimate(
         Shrunken(mean=belief.mean - base, sd=math.hypot(belief.sd, mean_variance(baseline, run_sd) ** 0.5))
     )
@@ -226,6 +227,62 @@ def _against(one: Point, others: Iterable[Point], ties: Ties) -> tuple[tuple[int
         elif throughput.high >= 1.0 and ttft.low <= 1.0:
             beating.append(other.number)
     return tuple(tied), tuple(beating)
+
+
+def _probabilities(
+    found: Sequence[Point],
+    expected: Sequence[Sequence[Shrunken]],
+    trials: Sequence[Trial],
+    rule: PickRule,
+    slo: Slo | None,
+    on_front: frozenset[int],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each config, to be on the front and to be picked. Only those within reach of either are drawn."""
+    reach = _within_reach(expected) if slo is None else _or_pickable(_within_reach(expected), found, trials, slo)
+    drawn = [k for k, point in enumerate(found) if reach[k] or k in on_front or point.number == 0]
+    some = [found[k] for k in drawn]
+    throughput, ttft = _drawn(some, [[axis[k] for k in drawn] for axis in expected])
+    chances, picked = np.zeros(len(found)), np.zeros(len(found))
+    chances[drawn] = _front_draws(throughput, ttft).mean(axis=0)
+    picked[drawn] = _pick_draws(throughput, ttft, some, trials, rule, slo).mean(axis=0)
+    return chances, picked
+
+
+_REACH = 5.0
+"""Standard deviations of each of two configs by which one is out of the other's reach; seven of their difference."""
+
+_FALLBACKS = 50
+"""Configs that meet an SLO and that may be picked in a draw where better ones miss it."""
+
+
+def _within_reach(expected: Sequence[Sequence[Shrunken]]) -> NDArray[np.bool_]:
+    """Which configs no other one beats in both figures by so much that no draw would show it otherwise."""
+    throughput, ttft = (
+        (np.array([one.mean for one in axis]), _REACH * np.array([one.sd for one in axis])) for axis in expected
+    )
+    # Lowest TTFT, at its worst, among those that have at least a throughput at its worst.
+    order = np.argsort(throughput[0] - throughput[1])
+    worst = (throughput[0] - throughput[1])[order]
+    lowest = np.minimum.accumulate((ttft[0] + ttft[1])[order][::-1])[::-1]
+    above = np.searchsorted(worst, throughput[0] + throughput[1], side="right")
+    beaten_to = np.append(lowest, np.inf)[above]
+    within: NDArray[np.bool_] = beaten_to >= ttft[0] - ttft[1]
+    return within
+
+
+def _or_pickable(
+    reach: NDArray[np.bool_], found: Sequence[Point], trials: Sequence[Trial], slo: Slo
+) -> NDArray[np.bool_]:
+    """A limit may be met by a config that others beat: all with at least the throughput of some that surely meet it."""
+    throughput = np.array([point.values[0] for point in found])
+    meeting = [
+        point.values[0]
+        for point in found
+        if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
+    ]
+    floor = sorted(meeting)[-_FALLBACKS] if len(meeting) > _FALLBACKS else -math.inf
+    pickable: NDArray[np.bool_] = reach | (throughput >= floor)
+    return pickable
 
 
 def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> tuple[Axis, Axis]:

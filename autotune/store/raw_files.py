@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.errors import StorageError
 
@@ -35,6 +36,10 @@ _KINDS = {
 }
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_FOLDER | os.O_NOFOLLOW
+
+
+def _folder_name(trial: int, attempt: int) -> str:
+    return f"trial-{trial:04d}" + ("" if attempt == 1 else f"-attempt-{attempt}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class RawFile:
     @property
     def folder(self) -> str:
         """Name of the attempt's folder; as `StudyFolder.attempt` makes it."""
-        return f"trial-{self.trial:04d}" + ("" if self.attempt == 1 else f"-attempt-{self.attempt}")
+        return _folder_name(self.trial, self.attempt)
 
     @property
     def path(self) -> str:
@@ -86,6 +91,54 @@ def list_raw_files(root: Path, study: str) -> tuple[RawFile, ...]:
                     attempt = (int(match[1]), int(match[2] or 1))
                     found += [file for file in _files(inner, root, study, attempt) if file.folder == name]
     return tuple(found)
+
+
+def is_attempt_folder(name: str) -> bool:
+    """Whether `StudyFolder.attempt` makes folders of this name."""
+    match = _FOLDER.fullmatch(name)
+    # One name a folder: neither `trial-00007` nor `-attempt-1`, which would be another one's by its numbers.
+    return match is not None and name == _folder_name(int(match[1]), int(match[2] or 1))
+
+
+def is_raw_name(folder: str, name: str) -> bool:
+    """Whether a finished attempt's folder and file may have these names."""
+    return is_attempt_folder(folder) and any(
+        form.fullmatch(name) for kind, form in _KINDS.items() if kind is not FileKind.DRAFT
+    )
+
+
+@contextmanager
+def open_raw_file(root: Path, file: RawFile) -> Iterator[BinaryIO | None]:
+    """A file's bytes; None where it is gone, or is no regular file any more.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    with _folder(root, file.study) as study:
+        if study is None:
+            yield None
+            return
+        with _below(study, file.folder, root / file.path) as folder:
+            descriptor = None if folder is None else _opened(folder, file.name, root / file.path)
+    if descriptor is None:
+        yield None
+        return
+    with os.fdopen(descriptor, "rb") as stream:
+        yield stream
+
+
+def _opened(folder: int, name: str, path: Path) -> int | None:
+    try:
+        # Not to wait for a pipe that was put there.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except PermissionError as error:
+        raise StorageError(f"{path}: {error.strerror}") from None
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def delete_raw_file(root: Path, file: RawFile) -> bool:

@@ -28,7 +28,7 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.report import StudyView
+from autotune.report.view import StudyView
 from autotune.search.pareto import front_of, pick
 
 

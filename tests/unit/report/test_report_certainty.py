@@ -10,10 +10,13 @@ from typing import Any
 from report_cases import measured, repeated_study, study
 
 from autotune.records import Origin, Trial
-from autotune.report import as_text, front_table, study_document, study_report, trial_detail, trials_csv, trials_table
 from autotune.report.certainty import chance, drift_lines
+from autotune.report.csv_view import trials_csv
+from autotune.report.detail import trial_detail
 from autotune.report.figures import svg_text
 from autotune.report.html import front_page
+from autotune.report.json_view import study_document
+from autotune.report.tables import as_text, front_table, study_report, trials_table
 from autotune.report.view import StudyView
 from autotune.search.pareto import front_of, pick
 

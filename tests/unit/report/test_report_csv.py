@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from report_cases import measured, study
 
-from autotune.report import trials_csv
+from autotune.report.csv_view import trials_csv
 
 
 def rows(text: str) -> list[dict[str, str]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.report.grid import add, column, grid
-from autotune.report.tables import as_text, studies_table
-from autotune.report.view import StudyRow
+from autotune.report.studies import StudyRow, studies_table
+from autotune.report.tables import as_text
 
 
 def test_a_table_that_does_not_fit_becomes_records() -> None:

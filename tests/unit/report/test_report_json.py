@@ -4,7 +4,7 @@ from dataclasses import replace
 from report_cases import running, study
 
 from autotune.records import Caveat, Outcome
-from autotune.report import show_document, study_document, trial_document
+from autotune.report.json_view import show_document, study_document, trial_document
 from autotune.report.wording import ending
 
 

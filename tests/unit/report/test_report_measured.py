@@ -10,8 +10,8 @@ from report_cases import latency, level
 from test_report_tables import line_with
 
 from autotune.records import ArrivalCheck, Arrivals, Caveat, Estimate, LevelRole, ServerFacts
-from autotune.report import as_text
 from autotune.report.measured import MeasuredServer, measured_document, measured_report
+from autotune.report.tables import as_text
 from autotune.slo_text import parse_slo
 
 DOUBT = Caveat(code="aborted", text="stopped", remedy="wait")

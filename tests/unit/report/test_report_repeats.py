@@ -2,9 +2,10 @@
 
 from report_cases import repeated_study, study
 
-from autotune.report import as_text, front_table, study_document, trials_table
 from autotune.report.figures import description, svg_text
 from autotune.report.html import front_page
+from autotune.report.json_view import study_document
+from autotune.report.tables import as_text, front_table, trials_table
 from autotune.search.objective import joined_figures
 
 

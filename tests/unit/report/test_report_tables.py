@@ -6,17 +6,10 @@ from report_cases import measured, running, study
 from rich.console import Console
 
 from autotune.records import Caveat, Config, CpuUse, Estimate, GpuUse, LevelRole, LevelUse, ServerFacts, Value
-from autotune.report import (
-    StudyRow,
-    as_text,
-    front_table,
-    show_document,
-    studies_table,
-    study_report,
-    trial_detail,
-    trial_document,
-    trials_table,
-)
+from autotune.report.detail import trial_detail
+from autotune.report.json_view import show_document, trial_document
+from autotune.report.studies import StudyRow, studies_table
+from autotune.report.tables import as_text, front_table, study_report, trials_table
 from autotune.report.wording import (
     brief_latency,
     brief_rate,

@@ -81,3 +81,17 @@ def test_expectations_lie_within_what_was_seen_and_move_with_it(seen: list[tuple
     assert all(0 < one.sd <= max(values) - min(values) + 2 * max(variances) ** 0.5 for one in found)
     moved = shrunken([value + shift for value in values], variances)
     assert [one.mean - shift for one in moved] == pytest.approx([one.mean for one in found], abs=1e-3)
+
+
+def test_many_values_are_fitted_in_cells_that_give_the_same() -> None:
+    rng = np.random.default_rng(3)
+    truth = np.where(rng.random(600) < 0.4, 0.0, -rng.exponential(0.5, 600))
+    noise = rng.uniform(0.008, 0.015, 600)
+    values = (truth + rng.normal(0, noise)).tolist()
+    whole, cells = shrunken(values, (noise**2).tolist(), large=1000), shrunken(values, (noise**2).tolist(), large=100)
+    for one, other, sd in zip(whole, cells, noise, strict=True):
+        assert abs(one.mean - other.mean) < 0.5 * sd
+        assert 0.6 < other.sd / one.sd < 1.6
+    # What it is for: the best are no longer too good.
+    best = np.argsort(values)[-20:]
+    assert abs(np.mean([cells[k].mean for k in best]) - truth[best].mean()) < 0.5 * noise.mean()

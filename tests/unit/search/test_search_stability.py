@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_samples import failed, measured
 
-from autotune.records import Config, Origin, Outcome, PickRule, Slo, Trial
+from autotune.records import Config, Estimate, Origin, Outcome, PickRule, Slo, Trial
+from autotune.search import stability
 from autotune.search.again import CONFIGS_AGAIN, lacking, next_again, seed_of
 from autotune.search.pareto import front, pick
+from autotune.search.shrinkage import Shrunken
 from autotune.search.stability import CONFIDENCE, assess
 from autotune.search.validation import ValidationState, validation
 
@@ -388,3 +390,24 @@ def test_launches_again_find_the_right_pick_and_few_sure_members_are_false() -> 
     assert len(sure) > rounds
     assert sum(sure) / len(sure) >= CONFIDENCE
     assert validated >= 0.9 * rounds
+
+
+@pytest.mark.parametrize("slo", [None, Slo.of(ttft_p95=0.3)])
+def test_configs_out_of_reach_change_nothing(slo: Slo | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(5)
+    truths = [(rng.uniform(500, 1500), rng.uniform(0.1, 1.0)) for _ in range(60)]
+    trials = tuple(measured(number, *noisy(truth, rng), config(number)) for number, truth in enumerate(truths))
+    few = assess(trials, pick(trials, slo=slo), slo=slo)
+    drawn = sum(
+        stability._within_reach(
+            [[belief(s.tok_s_per_gpu) for s in few.standings], [belief(s.ttft_p95_s) for s in few.standings]]
+        )
+    )
+    assert drawn < 30
+    monkeypatch.setattr(stability, "_REACH", 1e9)
+    assert assess(trials, pick(trials, slo=slo), slo=slo) == few
+
+
+def belief(figure: Estimate) -> Shrunken:
+    assert figure.high is not None
+    return Shrunken(mean=math.log(figure.value), sd=math.log(figure.high / figure.value) / 1.959964)

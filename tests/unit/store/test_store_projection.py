@@ -19,7 +19,7 @@ from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocke
 from autotune.records import Config, Estimate, FailureClass, Outcome
 from autotune.store.projection import METRIC_NAMES, PLACEHOLDER_ATTR, Projection, sync
 from autotune.store.repository import Store
-from autotune.store.schema import head_revision
+from autotune.store.schema import HEAD
 from autotune.store.study_record import StudyState
 
 BASE = Config.of({"max-num-seqs": 256, "enable-prefix-caching": True, "dtype": None, "tensor-parallel-size": 4})
@@ -257,7 +257,7 @@ def test_both_alembic_environments_live_side_by_side(full):
     Store.open(full.location.path).close()
     assert sync(full, "s") == 0
     raw = sqlite3.connect(full.location.path)
-    assert raw.execute("SELECT version_num FROM autotune_alembic_version").fetchall() == [(head_revision(),)]
+    assert raw.execute("SELECT version_num FROM autotune_alembic_version").fetchall() == [(HEAD,)]
     assert raw.execute("SELECT count(*) FROM alembic_version").fetchall() == [(1,)]
     raw.close()
 

@@ -17,7 +17,7 @@ from autotune.life import Event, State
 from autotune.records import ClockKind, Config, FailureClass, Origin, Outcome, Phase
 from autotune.store.connection import WRITE, connect, locate
 from autotune.store.repository import Store
-from autotune.store.schema import alembic_config, head_revision, ours
+from autotune.store.schema import HEAD, alembic_config, ours
 from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE, Base
 from autotune.trial_life import TrialLife
 
@@ -50,7 +50,7 @@ def test_every_table_of_ours_carries_the_prefix(tmp_path):
 
 def test_one_line_of_revisions():
     script = ScriptDirectory.from_config(alembic_config())
-    assert script.get_heads() == [head_revision()]
+    assert script.get_heads() == [HEAD]
     assert script.get_bases() == ["0001"]
 
 

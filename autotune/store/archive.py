@@ -1,0 +1,416 @@
+"""A study in one file: its rows, its raw files, and a manifest with their sizes and hashes, as a ZIP.
+
+| entry | holds |
+|---|---|
+| `study.jsonl` | one JSON document a line, see `archive_rows.py` |
+| `files/trial-0007/level-64.jsonl.gz` ... | the raw files, under the names that this program writes |
+| `manifest.json` | format, versions, and size and SHA-256 of each other entry |
+
+Archives come from elsewhere. Nothing is written before every entry's name, kind and size has been looked at, nothing is
+put in its place before every byte has been compared with its hash and every row been read, and no name in an archive is
+ever used as a path: folders and files are made from numbers and names of our own form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from sqlalchemy.orm import Session
+
+from autotune import __version__
+from autotune.engine.redaction import redact_stream
+from autotune.errors import InvalidFile, SchemaMismatch, StorageError
+from autotune.store.archive_rows import BadDocument, dump_study, load_study
+from autotune.store.raw_files import FileKind, RawFile, is_raw_name, list_raw_files, open_raw_file
+from autotune.store.repository import Store
+from autotune.store.schema import HEAD
+
+FORMAT, VERSION = "autotune-study", 1
+MANIFEST, ROWS, FILES = "manifest.json", "study.jsonl", "files/"
+MOST_MANIFEST_BYTES = 256 * 1024 * 1024
+MOST_LINE_BYTES = 64 * 1024 * 1024
+MOST_BYTES = 64 * 1024**3
+"""Of an archive unpacked, unless the operator allows more."""
+
+STAGING = ".incoming-"
+STALE_S = 86_400.0
+_ENTRY = re.compile(rf"{FILES}([^/]+)/([^/]+)")
+_FIRST_MOMENT = (1980, 1, 1, 0, 0, 0)
+"""Of every entry: the same study gives the same bytes."""
+
+_COMPRESSIONS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_PIECE = 1024 * 1024
+_WHAT = "an archive that `autotune export` wrote"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    name: Annotated[str, Field(max_length=400)]
+    size: Annotated[int, Field(ge=0, lt=2**62)]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    format: Literal["autotune-study"]
+    version: int
+    revision: Annotated[str, Field(max_length=40)]
+    autotune: Annotated[str, Field(max_length=100)]
+    study: Annotated[str, Field(max_length=200)]
+    entries: list[_Entry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What was exported or imported; `size_bytes` is the archive's."""
+
+    study: str
+    trials: int
+    files: int
+    size_bytes: int
+    path: Path
+
+
+# Writing
+
+
+def export_study(store: Store, root: Path, study: str, out: Path, *, replace: bool = False) -> Moved:
+    """Write a study to one file, in place whole or not at all; it may be running meanwhile.
+
+    Rows are those of one moment. Of a log that is being written, what is there. Secrets are taken out.
+
+    Args:
+        replace: a file that is there already.
+
+    Raises:
+        UnknownName: no such study.
+        StorageError: something cannot be read, `out` cannot be written, or is there.
+    """
+    if not replace and out.exists():
+        raise StorageError(f"{out}: is there already", hint="Choose another --out, or give --force to replace it.")
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(draft, "x") as packed:
+            writer = _Writer(packed)
+            with store.reading(study) as (session, row):
+                trials = writer.rows(session, row)
+            files = [file for file in list_raw_files(root, study) if file.kind is not FileKind.DRAFT]
+            written = sum(writer.raw_file(root, file) for file in files)
+            writer.manifest(study)
+        with draft.open("rb") as stream:
+            os.fsync(stream.fileno())
+        size_bytes = draft.stat().st_size
+        draft.replace(out)
+    except OSError as error:
+        raise StorageError(
+            f"{out}: cannot be written: {error.strerror or error}", hint="Choose a place with room that can be written."
+        ) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+    return Moved(study=study, trials=trials, files=written, size_bytes=size_bytes, path=out)
+
+
+class _Writer:
+    """Entries with their sizes and hashes."""
+
+    def __init__(self, packed: zipfile.ZipFile) -> None:
+        self._packed = packed
+        self._entries: list[dict[str, Any]] = []
+
+    def rows(self, session: Session, row: Any) -> int:
+        trials = 0
+
+        def lines() -> Iterator[bytes]:
+            nonlocal trials
+            for document in dump_study(session, row):
+                trials += "trial" in document
+                yield json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+        self._add(ROWS, lines(), zipfile.ZIP_DEFLATED)
+        return trials
+
+    def raw_file(self, root: Path, file: RawFile) -> bool:
+        """False where the file has gone meanwhile."""
+        name = f"{FILES}{file.folder}/{file.name}"
+        with open_raw_file(root, file) as stream:
+            if stream is None:
+                return False
+            if file.kind is FileKind.LOG:
+                self._add(name, redact_stream(stream), zipfile.ZIP_DEFLATED)
+            else:
+                self._add(name, iter(lambda: stream.read(_PIECE), b""), zipfile.ZIP_STORED)
+        return True
+
+    def manifest(self, study: str) -> None:
+        found = {
+            "format": FORMAT,
+            "version": VERSION,
+            "revision": HEAD,
+            "autotune": __version__,
+            "study": study,
+            "entries": self._entries,
+        }
+        self._packed.writestr(_info(MANIFEST, zipfile.ZIP_DEFLATED), json.dumps(found, indent=1))
+
+    def _add(self, name: str, pieces: Iterator[bytes], compression: int) -> None:
+        digest, size = hashlib.sha256(), 0
+        with self._packed.open(_info(name, compression), "w", force_zip64=True) as stream:
+            for piece in pieces:
+                stream.write(piece)
+                digest.update(piece)
+                size += len(piece)
+        self._entries.append({"name": name, "size": size, "sha256": digest.hexdigest()})
+
+
+def _info(name: str, compression: int) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _FIRST_MOMENT)
+    info.compress_type = compression
+    info.external_attr = (stat.S_IFREG | 0o644) << 16
+    return info
+
+
+# Reading
+
+
+class Archive:
+    """An archive that was looked at from outside. Made by `open_archive`."""
+
+    def __init__(self, path: Path, packed: zipfile.ZipFile, manifest: _Manifest) -> None:
+        self.path = path
+        self._packed = packed
+        self._manifest = manifest
+
+    @property
+    def study(self) -> str:
+        """The name that it was exported under: somebody else's word, to be checked as one."""
+        return self._manifest.study
+
+    @property
+    def size_bytes(self) -> int:
+        """Unpacked."""
+        return sum(entry.size for entry in self._manifest.entries)
+
+    def verify(self) -> None:
+        """Compare every entry's bytes with its hash."""
+        for entry in self._manifest.entries:
+            digest = hashlib.sha256()
+            with self._packed.open(entry.name) as stream:
+                while piece := stream.read(_PIECE):
+                    digest.update(piece)
+            self._compare(entry, digest.hexdigest())
+
+    def documents(self) -> Generator[object]:
+        """Of the rows, in order."""
+        entry = next(entry for entry in self._manifest.entries if entry.name == ROWS)
+        digest = hashlib.sha256()
+        with self._packed.open(ROWS) as stream:
+            while line := stream.readline(MOST_LINE_BYTES + 1):
+                digest.update(line)
+                if len(line) > MOST_LINE_BYTES:
+                    raise InvalidFile(str(self.path), ROWS, "a longer line", f"lines of {MOST_LINE_BYTES} bytes")
+                yield json.loads(line, parse_constant=_no_constant)
+        self._compare(entry, digest.hexdigest())
+
+    def unpack(self, folder: Path) -> int:
+        """Put the raw files below an empty folder of ours; how many."""
+        count = 0
+        for entry in self._manifest.entries:
+            match = _ENTRY.fullmatch(entry.name)
+            if match is None:
+                continue
+            place = folder / match[1]
+            place.mkdir(exist_ok=True)
+            digest = hashlib.sha256()
+            with self._packed.open(entry.name) as stream, (place / match[2]).open("xb") as out:
+                while piece := stream.read(_PIECE):
+                    digest.update(piece)
+                    out.write(piece)
+                out.flush()
+                os.fsync(out.fileno())
+            self._compare(entry, digest.hexdigest())
+            count += 1
+        return count
+
+    def _compare(self, entry: _Entry, found: str) -> None:
+        if found != entry.sha256:
+            raise InvalidFile(str(self.path), entry.name, f"SHA-256 {found}", f"{entry.sha256}, as the manifest says")
+
+
+@contextmanager
+def open_archive(path: Path, *, most_bytes: int = MOST_BYTES) -> Iterator[Archive]:
+    """An archive whose entries and bytes are what its manifest says; what is wrong with its rows is raised inside.
+
+    Raises:
+        InvalidFile: no archive of ours: an unknown, repeated or missing entry, a name that leads elsewhere, a link, a
+            device, a folder, more bytes than allowed, a wrong size or hash, rows that cannot be read.
+        SchemaMismatch: written by a newer version.
+        StorageError: cannot be read.
+    """
+    file = str(path)
+    try:
+        if not path.is_file():
+            raise InvalidFile(file, "", "no regular file", _WHAT)
+        with zipfile.ZipFile(path) as packed:
+            archive = Archive(path, packed, _looked_at(file, packed, most_bytes))
+            archive.verify()
+            yield archive
+    except BadDocument as error:
+        raise InvalidFile(file, f"{ROWS}, {error.place}", error.value, error.allowed) from None
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ) as error:  # no JSON, no values of ours
+        raise InvalidFile(file, ROWS, f"{type(error).__name__}: {error}", "rows that this version can read") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        # RuntimeError: encrypted, or a compression or a version that Python does not know.
+        raise InvalidFile(file, "", f"damaged or another format: {error}", _WHAT) from None
+
+
+def _looked_at(file: str, packed: zipfile.ZipFile, most_bytes: int) -> _Manifest:
+    infos: dict[str, zipfile.ZipInfo] = {}
+    for info in packed.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if info.filename in infos:
+            raise InvalidFile(file, _shown(info.filename), "an entry that is there twice", "each entry once")
+        if kind not in (0, stat.S_IFREG) or info.is_dir():
+            raise InvalidFile(file, _shown(info.filename), _KINDS.get(kind, "a folder"), "regular files only")
+        if info.compress_type not in _COMPRESSIONS or info.flag_bits & 1:
+            raise InvalidFile(file, _shown(info.filename), "encrypted, or of another compression", _WHAT)
+        if not _is_ours(info.filename):
+            raise InvalidFile(
+                file,
+                _shown(info.filename),
+                "a name that studies do not have",
+                f"{MANIFEST}, {ROWS}, {FILES}trial-0007/NAME",
+            )
+        infos[info.filename] = info
+    total = sum(info.file_size for info in infos.values())
+    if total > most_bytes:
+        raise InvalidFile(
+            file, "", f"{total} bytes unpacked", f"at most {most_bytes} bytes", hint="--max-size allows more."
+        )
+    manifest = _manifest(file, packed, infos)
+    told = {entry.name: entry.size for entry in manifest.entries}
+    if len(told) < len(manifest.entries):
+        raise InvalidFile(file, MANIFEST, "an entry that is listed twice", "each entry once")
+    if told.keys() | {MANIFEST} != infos.keys() or ROWS not in told or MANIFEST in told:
+        odd = sorted((told.keys() | {MANIFEST, ROWS}) ^ infos.keys()) or [MANIFEST]
+        raise InvalidFile(file, _shown(odd[0]), "in the manifest or in the archive alone", "in both")
+    for name, size in told.items():
+        if infos[name].file_size != size:
+            raise InvalidFile(file, name, f"{infos[name].file_size} bytes", f"{size} bytes, as the manifest says")
+    return manifest
+
+
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else ascii(name)
+
+
+def _is_ours(name: str) -> bool:
+    match = _ENTRY.fullmatch(name)
+    return name in (MANIFEST, ROWS) or (match is not None and is_raw_name(match[1], match[2]))
+
+
+def _manifest(file: str, packed: zipfile.ZipFile, infos: dict[str, zipfile.ZipInfo]) -> _Manifest:
+    if MANIFEST not in infos:
+        raise InvalidFile(file, "", f"no {MANIFEST} in it", _WHAT)
+    if infos[MANIFEST].file_size > MOST_MANIFEST_BYTES:
+        raise InvalidFile(file, MANIFEST, f"{infos[MANIFEST].file_size} bytes", f"at most {MOST_MANIFEST_BYTES} bytes")
+    try:
+        manifest = _Manifest.model_validate_json(packed.read(MANIFEST))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidFile(file, f"{MANIFEST}, {place}", first.get("input"), first["msg"]) from None
+    if manifest.version > VERSION or manifest.revision > HEAD:
+        raise SchemaMismatch(
+            f"{file}: was written by autotune {manifest.autotune!r}, whose archives or tables are newer "
+            f"(format {manifest.version}, tables {manifest.revision!r}; this version reads {VERSION} and {HEAD!r})",
+            hint="Upgrade with `pip install -U vllm-autotune`.",
+        )
+    return manifest
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def import_study(store: Store, root: Path, archive: Archive, name: str) -> Moved:
+    """Add an archive's study under a name; all of it or nothing.
+
+    Args:
+        root: of all studies; the raw files come to `root/name`.
+        name: checked by the caller as a study's name.
+
+    Raises:
+        InvalidFile: see `open_archive`.
+        StorageError: the name is taken, there is no room, or something cannot be written.
+    """
+    target = root / name
+    if any(study.name == name for study in store.studies()):
+        raise StorageError(
+            f"{store.location.label}: has a study {name!r} already", hint="Choose another --name for the imported one."
+        )
+    if target.exists():
+        raise StorageError(f"{target}: is there already", hint="Choose another --name, or move that folder away.")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sweep(root)
+        free = shutil.disk_usage(root).free
+        if archive.size_bytes > free:
+            raise StorageError(
+                f"{root}: {archive.path} takes {archive.size_bytes} bytes unpacked, {free} are free", hint="Make room."
+            )
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
+        staging.chmod(0o755)
+        try:
+            files = archive.unpack(staging)
+            with store.writing() as session, closing(archive.documents()) as documents:
+                trials = load_study(session, name, documents, PurePosixPath(target))
+                session.flush()
+                staging.rename(target)
+        except BaseException:
+            shutil.rmtree(target if not staging.exists() and target.exists() else staging, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise StorageError(
+            f"{root}: cannot be written: {error.strerror or error}",
+            hint="Choose a place with room that can be written.",
+        ) from error
+    return Moved(study=name, trials=trials, files=files, size_bytes=archive.path.stat().st_size, path=target)
+
+
+def _sweep(root: Path) -> None:
+    """What imports left that were killed; nobody else's names begin so."""
+    for left in root.glob(f"{STAGING}*"):
+        with suppress(OSError):
+            if left.is_dir() and not left.is_symlink() and time.time() - left.lstat().st_mtime > STALE_S:
+                shutil.rmtree(left, ignore_errors=True)

@@ -22,13 +22,15 @@ import psutil
 from autotune.engine.base import ServerIdentity
 from autotune.engine.command import choose_command, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S
+from autotune.engine.flags import MODEL
 from autotune.engine.reaping import reap
 from autotune.errors import Interrupted, NotPromotable, StorageError, UnknownName
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
 from autotune.planning import StudyPlan, Surroundings
 from autotune.planning.stored import stored_plan
-from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Slo, Trial
+from autotune.quality import PromptSet, load_prompts, lossy_changes
+from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Quality, QualityState, Slo, Trial
 from autotune.search.again import seed_of
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.noise import run_noise
@@ -138,6 +140,12 @@ def _order(
         start_deadline_s=recipe.start_deadline_s,
         stall_deadline_s=recipe.stall_deadline_s,
         level_deadline_s=recipe.level_deadline_s,
+        lossy=lossy_changes(candidate.config, against.config, plan.lossy | {MODEL})
+        if _same_model(candidate.model, against.model)
+        else (f"model={candidate.model}",),
+        prompts=_prompts(plan),
+        thresholds=recipe.quality.thresholds,
+        studied=_studied(trials, candidate),
         doubts=tuple(doubts),
     )
 
@@ -197,7 +205,9 @@ def _against(plan: StudyPlan, trials: Sequence[Trial], request: GateRequest, slo
         (
             trial
             for trial in trials
-            if trial.measured and trial.config.hash == given.config.hash and plan.model_of(trial.config) == given.model
+            if trial.measured
+            and trial.config.hash == given.config.hash
+            and _same_model(plan.model_of(trial.config), given.model)
         ),
         None,
     )
@@ -226,6 +236,28 @@ def _side(plan: StudyPlan, trials: Sequence[Trial], trial: Trial, slo: Slo | Non
         tok_s_per_gpu=throughput,
         ttft_p95_s=ttft,
     )
+
+
+def _same_model(one: str, other: str) -> bool:
+    """Whether two names serve the same: a promotion names a folder by its whole path, a study as it was typed."""
+    paths = [Path(name).expanduser() for name in (one, other)]
+    return one == other or (all(path.is_dir() for path in paths) and paths[0].resolve() == paths[1].resolve())
+
+
+def _prompts(plan: StudyPlan) -> PromptSet:
+    """The study's, or where it needed none, the shipped ones."""
+    own = plan.recipe.quality.prompts
+    return load_prompts(None if own is None else Path(own))
+
+
+def _studied(trials: Sequence[Trial], candidate: GateSide) -> Quality | None:
+    """What the study's guard found of the candidate, in whichever launch came out worst."""
+    found = [
+        trial.result.quality
+        for trial in trials
+        if trial.config.hash == candidate.config.hash and trial.result is not None and trial.result.quality is not None
+    ]
+    return next((one for one in found if one.state is QualityState.LOST), found[-1] if found else None)
 
 
 def _seeds(trials: Sequence[Trial], study_seed: int) -> frozenset[int]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
-from autotune.records import Config, Objective
+from autotune.records import Config, Objective, QualityThresholds
 from autotune.store.folder import DATABASE_NAME
 from autotune.webhook_url import parsed as parsed_url
 from autotune.yaml_input import existing_file, read_yaml
@@ -85,6 +85,19 @@ LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.8, 0.9999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QualityChoice:
+    """How the quality guard asks; it does so only where a study tries what changes a model's numbers.
+
+    Attributes:
+        prompts: path of a file; None for the shipped ones.
+    """
+
+    enabled: bool = True
+    prompts: str | None = None
+    thresholds: QualityThresholds = field(default_factory=QualityThresholds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """One study as asked for; `planning.py` turns it into a plan for a node.
 
@@ -111,6 +124,7 @@ class Recipe:
         attempts: launches of one trial when the environment is at fault.
         gpu_busy_s: how long GPUs that somebody else uses are waited for; 0 stops the study at once, inf never does.
         starting_points: configs tried right after the baseline, before the sampler's own.
+        quality: how it is seen whether configs that change numerics still answer alike.
     """
 
     name: str
@@ -145,6 +159,7 @@ class Recipe:
     attempts: int = 2
     gpu_busy_s: float = math.inf
     starting_points: tuple[Config, ...] = ()
+    quality: QualityChoice = field(default_factory=QualityChoice)
 
 
 MOST_CONCURRENCY, MOST_RATE_RPS, MOST_REQUESTS = 65_536, 1e6, 10_000_000
@@ -168,6 +183,15 @@ class _NumbersFile(BaseModel):
     output_mean: _MeanTokens
     prompt_p95: _MeanTokens | None = None
     concurrency: Annotated[int, Field(ge=1, le=MOST_CONCURRENCY)] | None = None
+
+
+class _QualityFile(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    enabled: bool = True
+    prompts: str | None = None
+    perplexity_ratio: Annotated[float, Field(ge=1, le=100)] | None = None
+    logprob_gap: Annotated[float, Field(gt=0, le=100)] | None = None
+    agreement: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 MOST_TIME_S = 90 * 86400.0
@@ -225,6 +249,7 @@ class _StudyFile(BaseModel):
         None
     )
     starting_points: list[dict[str, bool | int | float | str | None]] | None = None
+    quality: _QualityFile | None = None
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
@@ -249,20 +274,24 @@ def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        inner: dict[str, type[BaseModel]] = {"load": _LoadFile, "numbers": _NumbersFile}
+        inner: dict[str, type[BaseModel]] = {"load": _LoadFile, "numbers": _NumbersFile, "quality": _QualityFile}
         found = inner.get(str(first["loc"][0]), _StudyFile) if len(first["loc"]) > 1 else _StudyFile
         fields = found.model_fields
         return InvalidFile(str(path), key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
     return InvalidFile(str(path), key, first.get("input"), first["msg"])
 
 
+_CONVERTED = frozenset(
+    {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points", "quality"}
+    | {"gpu_busy", "max_gpu_hours", "notify_command"}
+)
+
+
 def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
     values: dict[str, Any] = {
         key: getattr(parsed, key)
         for key in _StudyFile.model_fields
-        if key not in {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points"}
-        and key not in {"gpu_busy", "max_gpu_hours", "notify_command"}
-        and getattr(parsed, key) is not None
+        if key not in _CONVERTED and getattr(parsed, key) is not None
     }
     if parsed.load is not None:
         values["load"] = LoadChoice(**parsed.load.model_dump())
@@ -282,6 +311,11 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
         values["extra_args"] = tuple(parsed.extra_args)
     if parsed.starting_points is not None:
         values["starting_points"] = tuple(Config.of(point) for point in parsed.starting_points)
+    if parsed.quality is not None:
+        said = parsed.quality.model_dump(exclude={"enabled", "prompts"}, exclude_none=True)
+        values["quality"] = QualityChoice(
+            enabled=parsed.quality.enabled, prompts=parsed.quality.prompts, thresholds=QualityThresholds(**said)
+        )
     return values
 
 

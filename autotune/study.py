@@ -21,6 +21,7 @@ from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismat
 from autotune.life import Event, Instruction, next_event, verdict
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
+from autotune.planning.guarding import quality_order
 from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first
 from autotune.records import (
     Config,
@@ -363,6 +364,7 @@ class StudyRun:
             slo=self.slo,
             objective=recipe.objective,
             rivals=rivals_of(trial, self._trials(), recipe.abandon, self.slo),
+            quality=quality_order(self.plan, self._trials(), trial),
         )
         recorder = _Recorder(run=self, number=trial.number, kept=kept)
         begun_s = self.clock()

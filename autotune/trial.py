@@ -105,7 +105,7 @@ async def run_trial(
         measurements=tuple(levels.measurements),
         caveats=slow + server.caveats + tuple(levels.caveats) + caveats,  # why it was abandoned comes first
     )
-    result = replace(result, goodput=levels.goodput, early=levels.early)
+    result = replace(result, goodput=levels.goodput, early=levels.early, quality=levels.quality)
     if slow:
         result = replace(result, outcome=Outcome.ABANDONED)
     return TrialRun(result=result, load=levels.load, argv=server.argv, cancelled=cancelled)

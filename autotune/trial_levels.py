@@ -39,11 +39,13 @@ from autotune.records import (
     Objective,
     Phase,
     PlannedRequest,
+    Quality,
     Slo,
 )
 from autotune.search.early import Rivals, early_caveat
 from autotune.trial_further import Drive, FurtherLoad, drive_further
 from autotune.trial_goodput import GoodputOrder, find_goodput, goodput_caveats, slo_failure
+from autotune.trial_quality import QualityOrder, ask_quality
 
 _WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP, _GOODPUT, _FURTHER = 1, 2, 6, 100, 10_000_000, 20_000_000
 """What a level's seed is for. `plan_levels` counts on from _LEVELS, every step of the ramp from _RAMP, the passes of a
@@ -78,6 +80,7 @@ class TrialOrder:
         slo: what figures are held against; the goodput is searched under it.
         further: what a verification drives beyond the two levels.
         rivals: configs that may show this one to be dominated; None for a trial that is measured to its end.
+        quality: what is asked after the load, to see whether the answers are still the reference's; None for nothing.
     """
 
     number: int
@@ -92,6 +95,7 @@ class TrialOrder:
     objective: Objective = Objective.THROUGHPUT
     further: FurtherLoad | None = None
     rivals: Rivals | None = None
+    quality: QualityOrder | None = None
 
 
 class Abandoned(Exception):
@@ -131,6 +135,7 @@ class TrialLevels:
         load: the plan they are driven with; None until one is known.
         goodput: what the search for it found; None where it is not the objective, or was not reached.
         early: why a level ended before its time; None where none did.
+        quality: what the guard found; None where it was not asked, or not reached.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class TrialLevels:
         self.load = order.load
         self.goodput: Goodput | None = None
         self.early: EarlyEnd | None = None
+        self.quality: Quality | None = None
 
     async def measure(self) -> None:
         """Warm up, find the load where it is not known yet, then the two levels, busiest first; then the goodput.
@@ -187,6 +193,13 @@ class TrialLevels:
                     fixed=lambda level, requests: self._drive(level, must_carry=False, requests=requests),
                 ),
                 seed_of=lambda place: self._seed(_FURTHER + place),
+            )
+        if order.quality is not None:
+            self.quality = await ask_quality(
+                self._server,
+                order.quality,
+                order.launch.directory,
+                simulated=self._clock is ClockKind.VIRTUAL or self._server.facts.simulated,
             )
 
     def _bars(self, throughput: Measurement | None) -> Bars | None:

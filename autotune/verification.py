@@ -22,6 +22,7 @@ from autotune.load.arrival_windows import WindowRule
 from autotune.load.workload import Workload
 from autotune.promote.gate import Evidence, judge
 from autotune.promote.gate.evidence import is_window
+from autotune.quality import PromptSet
 from autotune.records import (
     ClockKind,
     GateLaunch,
@@ -34,6 +35,8 @@ from autotune.records import (
     LoadPlan,
     Measurement,
     Phase,
+    Quality,
+    QualityThresholds,
     Slo,
     TrialResult,
 )
@@ -41,6 +44,7 @@ from autotune.search.noise import RunNoise
 from autotune.store.codec import encode
 from autotune.trial import TrialOrder, TrialRun, run_trial
 from autotune.trial_further import LONGEST, FurtherLoad
+from autotune.trial_quality import QualityOrder
 
 LAUNCHES = 4
 MOST_LAUNCHES = 40
@@ -78,6 +82,8 @@ class GateOrder:
         launches: even, 2 to `MOST_LAUNCHES`.
         rate_factor: of the level beyond the study's rate.
         lossy: by what the candidate computes other numbers than what runs today.
+        prompts, thresholds: of the quality guard, which is asked where there is something of that.
+        studied: what the study's guard found of the candidate; None where it did not ask.
         doubts: known before it begins.
     """
 
@@ -98,6 +104,9 @@ class GateOrder:
     windows: WindowRule = field(default_factory=WindowRule)
     rate_factor: float = RATE_FACTOR
     lossy: tuple[str, ...] = ()
+    prompts: PromptSet | None = None
+    thresholds: QualityThresholds = field(default_factory=QualityThresholds)
+    studied: Quality | None = None
     start_deadline_s: float = 1200.0
     stall_deadline_s: float = 600.0
     level_deadline_s: float = 600.0
@@ -149,6 +158,7 @@ async def verify(
         noise=order.noise,
         rate_factor=order.rate_factor,
         lossy=order.lossy,
+        studied=order.studied,
         simulated=simulated,
     )
     found = judge(evidence)
@@ -214,7 +224,7 @@ async def _launch(
     observer: GateObserver,
 ) -> tuple[TrialRun, GateLaunch]:
     side = order.candidate if name is GateSideName.CANDIDATE else order.against
-    directory = order.directory / f"launch-{place}-{name.name.lower()}"
+    directory = _folder(order, place, name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -239,11 +249,29 @@ async def _launch(
         level_deadline_s=order.level_deadline_s,
         slo=order.slo,
         further=FurtherLoad(windows=windows, rate_factor=order.rate_factor),
+        quality=_quality(order, name, place),
     )
     recorder = _Recorder(observer, directory / IDENTITY_FILE)
     run = await run_trial(engine, trial, clock=clock, observer=recorder)
     recorder.stopped()
     return run, _launch_of(order, place, name, side, directory, run)
+
+
+def _folder(order: GateOrder, place: int, name: GateSideName) -> Path:
+    return order.directory / f"launch-{place}-{name.name.lower()}"
+
+
+def _quality(order: GateOrder, name: GateSideName, place: int) -> QualityOrder | None:
+    """The candidate's answers are held against those of the first launch, which is of what runs today."""
+    if not order.lossy or order.prompts is None:
+        return None
+    return QualityOrder(
+        prompts=order.prompts,
+        thresholds=order.thresholds,
+        lossy=order.lossy if name is GateSideName.CANDIDATE else (),
+        reference=_folder(order, 1, GateSideName.AGAINST) if place > 1 else None,
+        label=order.against.label if place > 1 else None,
+    )
 
 
 def _launch_of(

@@ -43,6 +43,7 @@ from autotune.engine.ports import free_port
 from autotune.load.growing import Looks
 from autotune.load.loops import new_loop
 from autotune.planning import Surroundings, make_plan
+from autotune.quality import Answers, QualityPrompt
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Caveat, ClockKind, EngineKind, LevelRole, LoadLevel, PlannedRequest, ServerFacts, Trial
 from autotune.search.proposer import Proposer
@@ -151,6 +152,9 @@ class TimedServer:
         parts.around += took - found.duration_s
         self._watch.busy_s += took
         return found
+
+    async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
+        return await self._server.ask(prompts, output_tokens=output_tokens, deadline_s=deadline_s)
 
     async def stop(self) -> float:
         begun, parts = time.monotonic(), self._watch.trials[-1]

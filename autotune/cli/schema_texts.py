@@ -51,6 +51,14 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "level_deadline_s": "Seconds that one load level may take.",
         "attempts": "Launches of one trial when the environment is at fault.",
         "starting_points": "Configs to try right after the baseline: one value for each parameter of the space.",
+        "quality": "How it is seen whether configs that change a model's numbers still answer alike.",
+    },
+    "_QualityFile": {
+        "enabled": "Whether the guard asks at all; it does so only where something changes numerics.",
+        "prompts": "Path of a file of prompts, instead of the shipped ones.",
+        "perplexity_ratio": "Of the prompts' own text, config over reference, at most.",
+        "logprob_gap": "Mean absolute difference of a prompt token's log-probability, nats, at most.",
+        "agreement": "Share of the reference's greedy tokens until the first that differs, at least.",
     },
     "_LoadFile": {
         "concurrency": "Requests in flight at the throughput level, per GPU used.",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from autotune.load.growing import Looks
+from autotune.quality import Answers, QualityPrompt
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -147,6 +148,13 @@ class Server(Protocol):
 
         Raises:
             ServerDied: the server ended or was restarted; carries the diagnosed failure.
+        """
+        ...
+
+    async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
+        """Log-probabilities of the prompts and greedy tokens after them, one prompt after the other.
+
+        Never raises: what stands in the way is told in the answers' `problem`. Takes little longer than `deadline_s`.
         """
         ...
 

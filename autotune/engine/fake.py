@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.load.growing import Looks, Waits, growth_of
+from autotune.quality import Answer, Answers, QualityPrompt
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -45,6 +46,8 @@ class Script:
         late_s: every request leaves so much after it was due, for want of the client's CPU.
         max_model_len: that the server tells; None where it does not.
         preemptions: of each level, by its counters; None where it has none.
+        logprob: of every prompt token; None for a server that tells none.
+        greedy: what follows each prompt.
     """
 
     launch_failure: Failure | None = None
@@ -63,6 +66,8 @@ class Script:
     late_s: float = 0.0
     max_model_len: int | None = None
     preemptions: int | None = None
+    logprob: float | None = None
+    greedy: tuple[str, ...] = ("a", "b", "c", "d")
 
 
 @dataclass
@@ -197,6 +202,26 @@ class FakeServer:
             finish_reason=None if failed else "length",
             status=500 if failed else 200,
             error=error,
+        )
+
+    async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
+        """A token a word, all with the scripted probability."""
+        del deadline_s
+        logprob = self.script.logprob
+        if logprob is None:
+            return Answers(problem="a scripted server computes no tokens")
+        counts = [max(1, len(prompt.text.split())) for prompt in prompts]
+        return Answers(
+            answers=tuple(
+                Answer(
+                    name=prompt.name,
+                    prompt_ids=tuple(range(count)),
+                    logprobs=(logprob,) * count,
+                    greedy=self.script.greedy[:output_tokens],
+                )
+                for prompt, count in zip(prompts, counts, strict=True)
+            ),
+            seconds=0.0,
         )
 
     async def stop(self) -> float:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.engine.asking import ask_server
 from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
 from autotune.engine.command import shown_argv
 from autotune.engine.gpu_energy import GpuEnergy, energy_between
@@ -24,6 +26,7 @@ from autotune.load.prompts import Prompt
 from autotune.load.tokenizing import TextTokenizer
 from autotune.load.workloads import Api
 from autotune.node.probe import GpuProbe
+from autotune.quality import Answers, QualityPrompt
 from autotune.records import (
     Caveat,
     Failure,
@@ -113,6 +116,7 @@ class ProcessServer:
         self._argv = shown_argv(argv)
         self._facts = facts
         self._options = prompts.over(load.options(model))
+        self._api_key = load.api_key(os.environ)
         self._caveats = prompts.caveats
         self._grace_s = grace_s
         self._judge, self._gone = judge, gone
@@ -213,6 +217,17 @@ class ProcessServer:
             remedy = "Keep others off the GPUs of a study, or leave those out with --gpus; repeat this trial."
             caveat = Caveat(code="stranger_on_gpu", text=f"somebody else used its GPUs: {who}", remedy=remedy)
             self._caveats, self._met_a_stranger = (*self._caveats, caveat), True
+
+    async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
+        """See the seam."""
+        return await ask_server(
+            self._running.door.base_url,
+            self._options.model,
+            prompts,
+            output_tokens=output_tokens,
+            deadline_s=deadline_s,
+            api_key=self._api_key,
+        )
 
     def _sampler(self) -> LevelSampler:
         running = self._running

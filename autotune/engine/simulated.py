@@ -16,6 +16,7 @@ from autotune.load.arrivals import default_stagger_s
 from autotune.load.growing import Looks
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
+from autotune.quality import Answers, QualityPrompt
 from autotune.records import (
     Arrivals,
     Caveat,
@@ -159,6 +160,11 @@ class SimulatedServer:
         )
         self.engine.advance(level_run.duration_s)
         return DriveResult(records=level_run.records, server=level_run.server, duration_s=level_run.duration_s)
+
+    async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
+        """Nothing: a made-up figure could be taken for a measured one."""
+        del prompts, output_tokens, deadline_s
+        return Answers(problem="a simulated server computes no tokens")
 
     async def stop(self) -> float:
         """The recorded time from TERM to memory free."""

@@ -14,8 +14,8 @@ from statistics import stdev
 
 LEAST_WINDOWS, MOST_WINDOWS = 6, 16
 TARGET_SD = 0.04
-"""A 20 % gain is 0.22 in logarithms, and between launches alone 0.057 are to be reckoned with: less than this would
-hardly be noticed."""
+"""A 20 % gain is 0.22 in logarithms, and between launches alone 0.057 are to be reckoned with. Where windows are quiet,
+more of them found no more gains (benchmarks/gate.py): what is then missing is launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from autotune.node.hub import hub_config
 from autotune.node.model_shape import UnsizedModel, load_shape
 from autotune.node.probe import cpu_node, detect_node
 from autotune.planning.flag_checks import check_extra, check_space, extra_flags, refuse_searched
+from autotune.planning.guarding import guard_prompts
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
 from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, Recipe
@@ -117,6 +118,7 @@ def make_plan(
         checkpoints=tuple(known.shapes.items()),
         generated=generated,
         cache_dir=here.cache_dir,
+        prompts=guard_prompts(recipe.quality, space),
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
 

@@ -14,6 +14,7 @@ from autotune.load.ramp import most_ttft_requests
 from autotune.load.workloads import Workload, workload_fingerprint
 from autotune.node.defaults import resolve
 from autotune.node.probe import GpuProbe
+from autotune.quality import PromptSet, lossy_names
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, Objective, PickRule, Slo, Value
 from autotune.search.generate import GeneratedSpace
@@ -62,6 +63,7 @@ class StudyPlan:
         checkpoints: shapes of other checkpoints of the model that the space searches.
         generated: how the space came about; None for one from a file.
         cache_dir: where servers of studies keep compiled code; None keeps none.
+        prompts: that the quality guard asks; None where nothing that is tried changes numerics.
     """
 
     recipe: Recipe
@@ -89,6 +91,12 @@ class StudyPlan:
     checkpoints: tuple[tuple[str, ModelShape], ...] = ()
     generated: GeneratedSpace | None = None
     cache_dir: Path | None = None
+    prompts: PromptSet | None = None
+
+    @property
+    def lossy(self) -> frozenset[str]:
+        """Parameters that change what a model computes: those that the space marks, and those known to."""
+        return lossy_names(parameter.name for parameter in self.space.parameters if parameter.lossy)
 
     @property
     def shapes(self) -> tuple[tuple[str, ModelShape], ...]:

@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError, InvalidOption, StorageError
 from autotune.load.workload import Workload
 from autotune.load.workloads import load_workload, workload_fingerprint, workload_from_numbers
 from autotune.planning.plan import StudyPlan
-from autotune.recipe import Recipe
+from autotune.recipe import QualityChoice, Recipe
 from autotune.records import Config, ModelShape, Node, Trial, Value
 from autotune.search.need import Traffic
 from autotune.search.parameter import Parameter
@@ -41,6 +41,7 @@ def kept_of(plan: StudyPlan) -> dict[str, Any]:
         "traffic": encode(plan.traffic),
         "workload_source": plan.recipe.workload if plan.recipe.numbers is None else None,
         "min_model_len": plan.recipe.min_model_len,
+        "quality": encode(plan.recipe.quality) if plan.prompts is not None else None,
     }
 
 
@@ -72,7 +73,13 @@ def stored_plan(study: StudyRecord, trials: tuple[Trial, ...]) -> StoredPlan:
     )
     kept, refused = feasible(space, node, shapes.get(model), context)
     plan = StudyPlan(
-        recipe=Recipe(name=study.name, model=model, seed=study.seed, sampler=str(spec.get("sampler", "prior"))),
+        recipe=Recipe(
+            name=study.name,
+            model=model,
+            seed=study.seed,
+            sampler=str(spec.get("sampler", "prior")),
+            quality=decode(QualityChoice, spec["quality"]) if spec.get("quality") else QualityChoice(),
+        ),
         engine=study.engine,
         node=node,
         shape=shapes.get(model),

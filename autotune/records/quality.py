@@ -28,15 +28,17 @@ class QualityState(StrEnum):
 class QualityThresholds:
     """Bounds of the guard; a study file may replace each (`quality:`).
 
+    The defaults are a convention, not a measurement: what a task bears is for whoever runs it to say.
+
     Attributes:
         perplexity_ratio: of the reference texts' perplexity, config over reference, at most.
         logprob_gap: mean absolute difference of a prompt token's log-probability, nats, at most.
-        agreement: share of the greedy tokens that are the same before the first difference, 0..1, at least.
+        agreement: share of the reference's greedy tokens until the first that differs, 0..1, at least.
     """
 
     perplexity_ratio: float = 1.02
-    logprob_gap: float = 0.08
-    agreement: float = 0.80
+    logprob_gap: float = 0.06
+    agreement: float = 0.60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 _SURE = ("front_probability", "pick_probability", "tied_with")
 
+_QUALITY = ("quality", "perplexity_ratio", "logprob_gap", "greedy_agreement")
+
 _FIGURES = ("output_tok_s", "output_tok_s_per_gpu", "ttft_p95_s", "goodput_rps_per_gpu")
 
 
@@ -29,10 +31,10 @@ def trials_csv(view: StudyView, trials: Sequence[Trial]) -> str:
         head += [figure, f"{figure}_low", f"{figure}_high"]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\r\n")
-    writer.writerow([_cell(name) for name in (*head, "caveats", "origin", "why", *_SURE, *names)])
+    writer.writerow([_cell(name) for name in (*head, "caveats", "origin", "why", *_SURE, *_QUALITY, *names)])
     standings = _standings(view)
     for trial in trials:
-        facts = (*_facts(view, trial), *_sure(standings.get(trial.config.hash)))
+        facts = (*_facts(view, trial), *_sure(standings.get(trial.config.hash)), *_quality(trial))
         writer.writerow([_cell(value) for value in (*facts, *(trial.config.get(name) for name in names))])
     return stream.getvalue()
 
@@ -48,6 +50,14 @@ def _sure(standing: Standing | None) -> list[Value]:
         return [None] * len(_SURE)
     tied = " ".join(map(str, standing.tied_with)) or None
     return [standing.front_probability, standing.pick_probability, tied]
+
+
+def _quality(trial: Trial) -> list[Value]:
+    found = trial.result.quality if trial.result else None
+    if found is None:
+        return [None] * len(_QUALITY)
+    figures = (found.perplexity_ratio, found.logprob_gap, found.agreement)
+    return [str(found.state), *(one.value if one is not None else None for one in figures)]
 
 
 def _facts(view: StudyView, trial: Trial) -> list[Value]:

@@ -25,6 +25,7 @@ from autotune.records import (
 from autotune.report.certainty import chance, ties
 from autotune.report.grid import Unbroken, add, column, grid, pairs, titled
 from autotune.report.life import life_table
+from autotune.report.quality_text import quality_lines
 from autotune.report.running import detail_line
 from autotune.report.tables import heading
 from autotune.report.use_table import use_table
@@ -136,6 +137,8 @@ def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> 
     if trial.result is not None and trial.result.goodput is not None:
         add(table, f"goodput{mark}", _goodput(trial, trial.result.goodput))
     add(table, f"TTFT p95{mark}", latency(trial.ttft_p95_s))
+    if trial.result is not None and trial.result.quality is not None:
+        add(table, "answers", Text("\n".join(map(printable, quality_lines(trial.result.quality)))))
     _certainty(table, view, trial)
     add(table, "log", Text(printable(log_path) if log_path else MISSING))
     return titled(f"Trial {trial.number}{mark}", table)

@@ -21,6 +21,7 @@ from autotune.records import (
 )
 from autotune.report.certainty import certainty_document, pick_document, standing_document
 from autotune.report.life import life_document
+from autotune.report.quality_text import quality_document, quality_of
 from autotune.report.running import gain_document, running_document
 from autotune.report.view import StudyView
 from autotune.search.early import early_count, saved_s
@@ -70,7 +71,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
 def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
     """One trial. `output_tok_s` is of the throughput level and the node total, `ttft_p95_s` of the Poisson level.
 
-    `goodput_rps_per_gpu` is null unless it is the study's objective.
+    `goodput_rps_per_gpu` is null unless it is the study's objective, `quality` unless the guard asked.
     """
     result = trial.result
     return {
@@ -92,6 +93,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "limit": next((str(verdict.limit) for verdict in view.verdicts(trial)), None),
         "caveats": [caveat_document(caveat) for caveat in trial.caveats],
         "early": early_document(result.early) if result and result.early else None,
+        "quality": quality_document(result.quality) if result else None,
     }
 
 
@@ -191,6 +193,7 @@ def _config(view: StudyView, trial: Trial, found: Assessment) -> dict[str, Any]:
     means = view.joined(trial)
     return {
         **trial_document(view, trial),
+        "quality": quality_document(quality_of(trial, view.trials)),
         **_figures(means),
         **gain_document(view, trial),
         "runs": means.runs,

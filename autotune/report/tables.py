@@ -9,9 +9,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.records import Caveat, Origin, Outcome, Trial
+from autotune.records import Caveat, Origin, Outcome, QualityState, Trial
 from autotune.report.certainty import certainty_lines, marks, pick_doubt
 from autotune.report.grid import add, column, grid, print_to, titled
+from autotune.report.quality_text import COLUMN as ANSWERS
+from autotune.report.quality_text import quality_cell, quality_of
 from autotune.report.running import COLUMN, gain_cell, marks_running, running_lines
 from autotune.report.view import StudyView
 from autotune.report.wording import (
@@ -49,6 +51,7 @@ def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
     parts += [Text("\n".join(running_lines(view)) + "\n")] if view.running else []
+    parts += lost_lines(view)
     parts += limit_lines(view)
     if view.explanation is not None:
         from autotune.report.explained import brief_lines  # what explains takes long to import and is seldom shown
@@ -83,11 +86,14 @@ def front_table(view: StudyView) -> RenderableType:
     common = _common(view, shown)
     goodput = is_goodput(shown)
     gains = any(view.gain_over_running(trial) for trial in shown)
+    answers = [quality_of(trial, view.trials) for trial in shown]
+    asked = any(answers)
     table = _table(
         *("trial", "GPUs", *(["runs"] if repeated else []), *([GOODPUT] if goodput else []), "tok/s per GPU"),
-        *(*(["tok/s"] if total else []), "TTFT p95", *([COLUMN] if gains else []), "", "settings"),
+        *(*(["tok/s"] if total else []), "TTFT p95", *([COLUMN] if gains else [])),
+        *(*([ANSWERS] if asked else []), "", "settings"),
     )
-    for trial in shown:
+    for trial, quality in zip(shown, answers, strict=True):
         means = view.joined(trial)
         add(
             table,
@@ -95,6 +101,7 @@ def front_table(view: StudyView) -> RenderableType:
             *([brief_requests(means.goodput_rps_per_gpu)] if goodput else []),
             *(brief_rate(means.output_tok_s_per_gpu), *([brief_rate(means.output_tok_s)] if total else [])),
             *(brief_latency(means.ttft_p95_s), *([gain_cell(view, trial)] if gains else [])),
+            *([quality_cell(quality)] if asked else []),
             _role(view, trial, marks(found, trial.number)),
             _settings(view, trial, frozenset(common)),
             style="bold" if view.pick and view.pick.number == trial.number else None,
@@ -176,6 +183,16 @@ def _why_no_pick(view: StudyView) -> str:
     )
 
 
+def lost_lines(view: StudyView) -> list[RenderableType]:
+    """Configs of the front that are not recommended, however fast: their answers are not the reference's any more."""
+    found = [(trial, quality_of(trial, view.trials)) for trial in view.front_trials]
+    lost = [(trial, one) for trial, one in found if one is not None and one.state is QualityState.LOST]
+    return [
+        Text(f"Never the pick, its answers differ: trial {trial.number} ({printable(one.why)})\n", style="yellow")
+        for trial, one in lost
+    ]
+
+
 def limit_lines(view: StudyView) -> list[RenderableType]:
     """What held the front and the baseline back, one line a limit; `show` has the evidence."""
     kinds: dict[str, list[int]] = {}
@@ -211,8 +228,11 @@ def doubt_lines(view: StudyView) -> list[RenderableType]:
 
 
 def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
-    """A pick that changes numerics is not only faster: nothing here measures its answers."""
+    """A pick that changes numerics is not only faster: said where nothing shows that its answers are the same."""
     if view.pick is None or view.pick.number != trial.number:
+        return ()
+    asked = quality_of(trial, view.trials)
+    if asked is not None and asked.state is QualityState.HELD:
         return ()
     dtype, checkpoint = str(trial.config.get("kv-cache-dtype") or "auto"), trial.config.get("model")
     changed = []
@@ -225,7 +245,8 @@ def _lossy(view: StudyView, trial: Trial) -> tuple[Caveat, ...]:
     return (
         Caveat(
             code="answers_not_compared",
-            text=f"the pick {' and '.join(changed)}, which can change answers",
+            text=f"the pick {' and '.join(changed)}, which can change answers"
+            + (f" ({quality_cell(asked)}: {asked.why})" if asked is not None else ""),
             remedy="Compare them before production, on mathematics, code and exact reasoning, where chat hides it",
         ),
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.records import Estimate, LevelRole, Limit, Slo, Trial
+from autotune.records import Estimate, LevelRole, Limit, QualityState, Slo, Trial
 from autotune.search.drift import undrifted
 from autotune.search.remembered import remembered
 
@@ -142,6 +142,17 @@ def _joined(estimates: Sequence[Estimate]) -> Estimate:
         value=math.fsum(values) / len(values),
         low=min(*lows, *values) if lows else None,
         high=max(*highs, *values) if highs else None,
+    )
+
+
+def answers_lost(point: Point, trials: Sequence[Trial]) -> bool:
+    """Whether the quality guard found in any launch that the config does not answer as its reference does."""
+    return any(
+        trial.number in point.numbers
+        and trial.result is not None
+        and trial.result.quality is not None
+        and trial.result.quality.state is QualityState.LOST
+        for trial in trials
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.records import Estimate, Limit, Pick, PickRule, Slo, Trial
-from autotune.search.objective import Point, limited, points
+from autotune.search.objective import Point, answers_lost, limited, points
 from autotune.search.plainness import Plainer
 from autotune.units import format_seconds
 
@@ -93,7 +93,8 @@ def pick(
     the whole front where no other one is, the trial that alone gives the largest hypervolume: the product of both log
     distances from `reference_of` the baseline. (The product of the gains over the baseline itself would be decided by
     noise where one of them is near 0.) Without a baseline it is the point furthest from the chord between the front's
-    ends, in log space. Ties: lower TTFT, then lower number.
+    ends, in log space. Ties: lower TTFT, then lower number. A config that lost its answers is never recommended,
+    however fast it is.
 
     What is tied with that one, qualifies as well and is plainer takes its place (`plainness.py`).
 
@@ -145,6 +146,7 @@ def choice_of(
     found: Sequence[Point], trials: Sequence[Trial], base: Point | None, rule: PickRule, slo: Slo | None
 ) -> Choice | None:
     """How the pick is chosen among `found`; None when nothing qualifies."""
+    found = [point for point in found if not answers_lost(point, trials)]
     if not found:
         return None
     if slo is not None and found[0].goodput_rps_per_gpu is not None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autotune.records import Estimate, Pick, PickRule, Slo, Trial
 from autotune.search.drift import Drift, baseline_drift, undrifted
 from autotune.search.noise import RunNoise, mean_variance, run_noise
-from autotune.search.objective import Point, limited, points
+from autotune.search.objective import Point, answers_lost, limited, points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, choice_of, front
 from autotune.search.plainness import Plainer, Plainness, Ties
 from autotune.search.shrinkage import Shrunken, shrunken
@@ -311,7 +311,11 @@ def _pick_draws(
     throughput: Axis, ttft: Axis, found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
 ) -> NDArray[np.bool_]:
     """(DRAWS, configs): which is picked in each draw, by the rules of `pareto.pick`; none where no config qualifies."""
-    scores = _scores(throughput, ttft, found, trials, rule, slo)
+    kept = np.array([not answers_lost(point, trials) for point in found])
+    scores = np.full(throughput.shape, -np.inf)
+    if kept.any():
+        rest = [point for point, keeps in zip(found, kept, strict=True) if keeps]
+        scores[:, kept] = _scores(throughput[:, kept], ttft[:, kept], rest, trials, rule, slo)
     best = scores.argmax(axis=1)
     picked = np.zeros_like(scores, dtype=bool)
     rows = np.arange(len(scores))

@@ -21,6 +21,7 @@ from autotune.load.arrivals import poisson_schedule
 from autotune.load.workloads import Api
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
+from autotune.quality import load_prompts
 from autotune.records import (
     Arrivals,
     Config,
@@ -227,3 +228,16 @@ async def test_an_engine_launches_again_after_failures(adapter: Adapter) -> None
     for _ in range(2):
         server, _, _ = await adapter.launch(GOOD)
         await server.stop()
+
+
+async def test_a_server_answers_the_quality_guard_or_says_why_not(adapter: Adapter) -> None:
+    server, _, _ = await adapter.launch(GOOD)
+    try:
+        prompts = load_prompts().prompts[:2]
+        found = await server.ask(prompts, output_tokens=4, deadline_s=20.0)
+        assert bool(found.answers) is (found.problem is None)
+        assert len(found.answers) in (0, len(prompts))
+        if adapter.engine.kind is EngineKind.SIMULATED:
+            assert "computes no tokens" in (found.problem or "")
+    finally:
+        assert await server.stop() >= 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from autotune.load.words import COMMON_WORDS
@@ -62,4 +63,34 @@ def make_tiny_model(directory: Path) -> Path:
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")
     (directory / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    return directory
+
+
+def add_weights(directory: Path, seed: int = 0) -> Path:
+    """Random weights for the model, large enough that its next tokens are not all alike.
+
+    The file is written by hand (https://github.com/huggingface/safetensors: the header's length, the header, the data),
+    as neither torch nor safetensors is needed for anything else here.
+    """
+    rng = np.random.default_rng(seed)
+    hidden, inner, heads = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["head_dim"]
+    rows = {"q": CONFIG["num_attention_heads"] * heads, "k": CONFIG["num_key_value_heads"] * heads}
+    rows["v"] = rows["k"]
+    shapes = {"model.embed_tokens.weight": (VOCABULARY, hidden), "lm_head.weight": (VOCABULARY, hidden)}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.self_attn.{name}_proj.weight": (count, hidden) for name, count in rows.items()}
+        shapes[f"{prefix}.self_attn.o_proj.weight"] = (hidden, rows["q"])
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
+    tensors = {name: rng.normal(0.0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+    norms = [f"model.layers.{i}.{name}_layernorm.weight" for i in range(2) for name in ("input", "post_attention")]
+    tensors |= {name: np.ones(hidden, np.float32) for name in (*norms, "model.norm.weight")}
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    body = b"".join(tensor.tobytes() for tensor in tensors.values())
+    (directory / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
     return directory

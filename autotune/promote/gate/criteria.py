@@ -154,7 +154,8 @@ def quality(e: Evidence) -> GateCriterion:
     found = [launch.quality for launch in _measured(e)]
     seen = [one for one in found if one is not None]
     states = {one.state for one in seen}
-    lost = next((one for one in seen if one.state is QualityState.LOST), None)
+    judged = seen if e.studied is None else [*seen, e.studied]
+    lost = next((one for one in judged if one.state is QualityState.LOST), None)
     if lost is not None:
         state, why = _BROKEN, lost.why
     elif seen and len(seen) == len(found) and states <= {QualityState.HELD, QualityState.REFERENCE}:

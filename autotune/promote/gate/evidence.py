@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.promote.gate.spread import Known, Launch
-from autotune.records import Estimate, GateLaunch, GateLevel, GateSide, GateSideName, Slo
+from autotune.records import Estimate, GateLaunch, GateLevel, GateSide, GateSideName, Quality, Slo
 from autotune.search.noise import ASSUMED_THROUGHPUT_SD, ASSUMED_TTFT_SD, PRIOR_WEIGHT, RunNoise
 
 THROUGHPUT, TTFT, OVERLOAD = "throughput", "ttft", "rate-plus"
@@ -25,7 +25,7 @@ class Evidence:
     Attributes:
         noise: between launches of the study, its repeats and the assumption pooled.
         lossy: parameters by which the candidate computes other numbers than the one it is held against.
-        doubts: what is known to limit the verdict before it is made.
+        studied: what the study's quality guard found of the candidate; None where it did not ask.
     """
 
     candidate: GateSide
@@ -36,8 +36,8 @@ class Evidence:
     noise: RunNoise
     rate_factor: float
     lossy: tuple[str, ...] = ()
+    studied: Quality | None = None
     simulated: bool = False
-    doubts: tuple[str, ...] = ()
 
     @property
     def same_config(self) -> bool:

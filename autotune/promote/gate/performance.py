@@ -1,8 +1,8 @@
 """What the launches say of the candidate's figures: SLO, claims, gain, and the load beyond the study's. Pure.
 
 A *gain* has to be shown: without one there is no reason to touch production. It may be in throughput or in p95 TTFT,
-and the chance to see one that is not there is shared: 1 % for throughput, whose noise is small, 3 % for TTFT. That the
-noise is itself estimated brings it to nearly 5 % where half of it lies between launches (benchmarks/gate.py).
+and the chance to see one that is not there is shared: 1 % for throughput, whose noise is small, 2 % for TTFT. As the
+noise itself is estimated, it becomes up to 5 % where half of it lies between launches (benchmarks/gate.py).
 A *claim* holds unless the launches show less: beyond a one-sided 99 % interval that has the claim's own uncertainty in
 it. A *limit* of the SLO holds when the upper end of the 95 % interval is within it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from autotune.promote.gate.evidence import OVERLOAD, Evidence
@@ -27,7 +27,7 @@ from autotune.records import (
 )
 from autotune.search.noise import mean_variance
 
-THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.01, 0.03
+THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.01, 0.02
 WORSE_ALPHA = 0.01
 _Z95 = 1.959964
 
@@ -194,17 +194,21 @@ def slo(e: Evidence, ttft: Axis) -> GateCriterion:
     )
 
 
-def overload(e: Evidence, claimed_ttft: float) -> GateCriterion:
+def overload(e: Evidence, ttft: Axis, claimed_ttft: float) -> GateCriterion:
     """Carries more than the study's rate, and waits there no longer than what runs today by more than was claimed.
 
     Args:
+        ttft: at the study's rate; what its windows differ by is the least to be expected here, where there is one.
         claimed_ttft: logarithm of the TTFT that is claimed over that of what runs today.
     """
     asked = f"at {e.rate_factor - 1:+.0%} rate every request is answered, and p95 TTFT is not worse than today's"
     levels = [launch.level(OVERLOAD) for launch in e.of(GateSideName.CANDIDATE)]
     driven = [level for level in levels if level is not None]
     failed = sum(level.failed for level in driven)
-    axis = Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.overload, e.known_ttft)
+    within = (ttft.spread.within_sd or 0.0) if ttft.spread is not None else 0.0
+    known = e.known_ttft
+    known = replace(known, assumed=max(known.assumed, within**2 + known.assumed_between))
+    axis = Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.overload, known)
     if not driven or (axis.shift is None and not failed):
         return GateCriterion(name="overload", asked=asked, state=_UNDECIDED, found="too few launches were measured")
     worse = axis.shift is not None and axis.worse(axis.shift, max(0.0, claimed_ttft))

@@ -29,7 +29,7 @@ from autotune.records import Estimate, GateSideName
 from autotune.search.noise import PRIOR_WEIGHT
 
 Z95_P = 0.975
-SEEN_ALPHA = 0.03
+SEEN_ALPHA = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ def judge(e: Evidence) -> Judgement:
         as_claimed(e, ttft, "ttft_as_claimed"),
         slo(e, ttft),
         served(e),
-        overload(e, claimed_ttft(e)),
+        overload(e, ttft, claimed_ttft(e)),
         preemptions(e),
         longest_request(e),
         memory(e),

@@ -78,7 +78,7 @@ def test_repeats_of_the_study_count_as_single_windows():
     assert spread.pooled_sd**2 == pytest.approx((4 * 0.01 + 4 * 0.04) / 8)
     assert (spread.seen_sd, spread.seen_df) == (pytest.approx(0.2), 4)
     assert spread.half_width(1.0, 0.025) == pytest.approx(
-        max(t_quantile(0.975, 8) * spread.pooled_sd, t_quantile(0.97, 4) * 0.2)
+        max(t_quantile(0.975, 8) * spread.pooled_sd, t_quantile(0.975, 4) * 0.2)
     )
 
 

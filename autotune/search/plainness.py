@@ -17,15 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.quality.lossy import LOSSY
 from autotune.records import Config, Estimate, Trial, Value
 from autotune.search.baseline_values import starting_values
 from autotune.search.drift import undrifted
 from autotune.search.noise import LEAST_MARGINS, Difference, RunNoise, difference, run_noise
 from autotune.search.objective import Point
 from autotune.search.parameter import value_key
-
-LOSSY_FLAGS = frozenset({"kv-cache-dtype", "quantization", "dtype", "model"})
-"""Flags whose values may change answers, whatever a space says of them."""
 
 EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
 """KV cache types that keep what the model computes."""
@@ -48,13 +46,13 @@ def plainness(config: Config, baseline: Trial, lossy: frozenset[str]) -> Plainne
     """Of a config against the baseline's server.
 
     Args:
-        lossy: parameters that the space calls so, beside `LOSSY_FLAGS`.
+        lossy: parameters that the space calls so, beside `quality.lossy.LOSSY`.
     """
     own, there = _set(config), starting_values(baseline)
     dropped = [name for name in _set(baseline.config) if name not in own]
     differing = [name for name in own if value_key(own[name]) != value_key(there.get(name))]
     differing = sorted({*differing, *dropped})
-    changed = [name for name in differing if name in LOSSY_FLAGS | lossy and not _exact(name, own.get(name))]
+    changed = [name for name in differing if name in LOSSY | lossy and not _exact(name, own.get(name))]
     return Plainness(
         lossy=tuple(f"{name}={own[name]}" if name in own else f"{name} unset" for name in changed),
         changes=len(differing),

@@ -16,8 +16,8 @@ from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
 from autotune.life import MOST_LOST, Event
 from autotune.planning import StudyPlan, Surroundings, make_plan
-from autotune.recipe import LoadChoice, Recipe
-from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, Trial
+from autotune.recipe import LoadChoice, QualityChoice, Recipe
+from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, QualityState, Trial
 from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
@@ -449,3 +449,56 @@ def test_only_the_last_launch_again_of_a_config_has_fresh_seeds(tmp_path: Path) 
     assert again == [Origin.REPEAT, Origin.VALIDATION]
     assert [trial.origin for trial in outcome.trials if trial.repeat_of == 0] == [Origin.REPEAT, Origin.REPEAT]
     assert outcome.trials[7].repeat_of == outcome.trials[-1].repeat_of == 0
+
+
+LOSSY_SPACE = """
+name: lossy
+parameters:
+  max-num-seqs: {choices: [64, 128], why: w}
+  kv-cache-dtype: {choices: [auto, fp8], why: w, lossy: true}
+"""
+
+
+def answering(config: Config, before: int) -> Script:
+    """fp8 is twice as fast, and every token of a prompt is less likely to it."""
+    fp8 = config.get("kv-cache-dtype") == "fp8"
+    plain = speeds(config, before)
+    faster = {"ttft_s": plain.ttft_s / 2, "token_s": plain.token_s / 2} if fp8 else {}
+    return replace(plain, logprob=-1.5 if fp8 else -1.0, **faster)
+
+
+def test_what_changes_numerics_is_asked_and_never_the_pick_when_it_lost_its_answers(tmp_path: Path) -> None:
+    space = tmp_path / "lossy.yaml"
+    space.write_text(LOSSY_SPACE, encoding="utf-8")
+    outcome, _ = finished(tmp_path, answering, space=str(space), trials=5, repeats=1)
+    asked = {trial.number: trial.result.quality for trial in outcome.trials if trial.result}
+    first = asked[0]
+    assert first is not None
+    assert (first.state, first.reference, first.simulated) == (QualityState.REFERENCE, None, True)
+    for trial in outcome.trials[1:]:
+        found = asked[trial.number]
+        assert found is not None
+        if trial.config.get("kv-cache-dtype") == "fp8":
+            assert (found.state, found.reference) == (QualityState.LOST, "trial 0")
+            assert found.logprob_gap is not None
+            assert found.logprob_gap.value == pytest.approx(0.5)
+            assert found.lossy == ("kv-cache-dtype=fp8",)
+        elif trial.repeat_of == 0:
+            assert (found.state, found.reference) == (QualityState.REFERENCE, "trial 0")
+            assert found.agreement is not None
+        else:
+            assert found.state is QualityState.LOSSLESS
+    fast = {trial.number for trial in outcome.trials if trial.config.get("kv-cache-dtype") == "fp8"}
+    assert fast
+    assert fast & set(outcome.front)
+    assert outcome.pick is not None
+    assert outcome.pick.number not in fast
+
+
+def test_nothing_is_asked_where_nothing_changes_numerics_or_the_guard_is_off(tmp_path: Path) -> None:
+    outcome, _ = finished(tmp_path, answering, trials=2)
+    assert all(trial.result and trial.result.quality is None for trial in outcome.trials)
+    space = tmp_path / "lossy.yaml"
+    space.write_text(LOSSY_SPACE, encoding="utf-8")
+    assert plan_for(tmp_path, space=str(space)).prompts is not None
+    assert plan_for(tmp_path, space=str(space), quality=QualityChoice(enabled=False)).prompts is None

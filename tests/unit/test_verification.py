@@ -13,6 +13,7 @@ from autotune.errors import InvalidOption
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.measure import summarise
 from autotune.load.workloads import load_workload
+from autotune.quality import load_prompts
 from autotune.records import (
     Arrivals,
     ClockKind,
@@ -26,6 +27,7 @@ from autotune.records import (
     LevelRole,
     LoadLevel,
     LoadPlan,
+    QualityState,
     RequestRecord,
 )
 from autotune.search.noise import RunNoise
@@ -227,3 +229,20 @@ def test_a_gates_seed_is_its_questions_and_none_of_the_studys():
     assert first != gate_seed_of(0, b, a, frozenset({first}))
     assert first != gate_seed_of(0, b, a, frozenset(), again=1)
     assert FIRST_NUMBER > 100_000
+
+
+def test_where_numerics_change_the_candidates_answers_are_held_against_the_first_launch(tmp_path):
+    script = lambda config, _: healthy(logprob=-1.2 if config == NEW else -1.0, ttft_s=0.05 if config == NEW else 0.1)  # noqa: E731
+    found, _, _ = run(tmp_path, script, lossy=("kv-cache-dtype=fp8",), prompts=load_prompts())
+    states = [(launch.side.value, launch.quality.state, launch.quality.reference) for launch in found.launches]
+    assert states == [
+        ("A", QualityState.REFERENCE, None),
+        ("B", QualityState.LOST, "the baseline"),
+        ("B", QualityState.LOST, "the baseline"),
+        ("A", QualityState.REFERENCE, "the baseline"),
+    ]
+    # What a scripted server says of its answers is marked as such, and decides nothing.
+    assert found.criterion("quality").state is CriterionState.NOT_APPLICABLE
+    assert found.verdict is GateVerdict.PASSED
+    untouched, _, _ = run(tmp_path / "same", script)
+    assert all(launch.quality is None for launch in untouched.launches)

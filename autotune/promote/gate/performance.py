@@ -28,6 +28,9 @@ from autotune.records import (
 from autotune.search.noise import mean_variance
 
 THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.01, 0.02
+THROUGHPUT_SEEN_ALPHA = 0.04
+"""Its assumption is at the upper end of what is known of launches, so that the pooled test alone is nearly enough."""
+
 WORSE_ALPHA = 0.01
 _Z95 = 1.959964
 
@@ -71,7 +74,9 @@ class Axis:
         """Whether a gain is shown."""
         if self.shift is None:
             return False
-        return self.shift.low(self.gain_alpha) > 0 if self.sign > 0 else self.shift.high(self.gain_alpha) < 0
+        if self.sign > 0:
+            return self.shift.low(self.gain_alpha, seen_alpha=THROUGHPUT_SEEN_ALPHA) > 0
+        return self.shift.high(self.gain_alpha) < 0
 
     def worse(self, shift: Shift, than: float = 0.0, extra: float = 0.0) -> bool:
         """Whether a shift is shown to be worse than `than` (a logarithm)."""

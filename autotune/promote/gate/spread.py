@@ -14,7 +14,7 @@ The part between launches is what few launches say little of. It is estimated tw
 
 A difference must be clear by both: half its interval is the wider of both t intervals. The first keeps two launches
 that happen to agree from proving anything, the second an assumption that is too small. What was seen has few degrees of
-freedom, so where very little chance is left to the first, the second is asked for `SEEN_ALPHA` only.
+freedom, so where very little chance is left to the first, more may be left to the second.
 """
 
 from __future__ import annotations
@@ -80,18 +80,19 @@ class Spread:
     within_sd: float | None = None
     window_sd: float | None = None
 
-    def half_width(self, share: float, alpha: float, extra: float = 0.0) -> float:
+    def half_width(self, share: float, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
         """Half an interval of a sum or difference of launch means.
 
         Args:
             share: its variance in units of a launch mean's: 1/nA + 1/nB for the difference of two means.
             alpha: one-sided.
             extra: variance that comes on top.
+            seen_alpha: of what was seen, where it is more than `alpha`.
         """
         pooled = t_quantile(1 - alpha, self.pooled_df) * math.sqrt(self.pooled_sd**2 * share + extra)
         if not self.seen_df:
             return pooled
-        seen = t_quantile(1 - max(alpha, SEEN_ALPHA), self.seen_df) * math.sqrt(self.seen_sd**2 * share + extra)
+        seen = t_quantile(1 - max(alpha, seen_alpha), self.seen_df) * math.sqrt(self.seen_sd**2 * share + extra)
         return max(pooled, seen)
 
 
@@ -103,13 +104,13 @@ class Shift:
     share: float
     spread: Spread
 
-    def low(self, alpha: float, extra: float = 0.0) -> float:
+    def low(self, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
         """Below this with probability `alpha` at most."""
-        return self.log - self.spread.half_width(self.share, alpha, extra)
+        return self.log - self.spread.half_width(self.share, alpha, extra, seen_alpha)
 
-    def high(self, alpha: float, extra: float = 0.0) -> float:
+    def high(self, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
         """Above this with probability `alpha` at most."""
-        return self.log + self.spread.half_width(self.share, alpha, extra)
+        return self.log + self.spread.half_width(self.share, alpha, extra, seen_alpha)
 
     @property
     def ratio(self) -> Estimate:

@@ -22,6 +22,9 @@ AutotuneError
 ├─ NodeUnfit                31   a check of `doctor` failed
 ├─ GateFailed               33   a promotion's candidate is worse than promised, or than what runs today
 ├─ GateInconclusive         35   the gate's launches could not tell
+├─ SloBreached              36   `check`: a running server does not keep its SLO
+├─ ConfigDrifted            37   `check`: a running server is not what was promoted
+├─ WorkloadDrifted          38   `check`: its users send something else than it was tuned for
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
 
@@ -70,6 +73,9 @@ class ExitCode(IntEnum):
     GATE_FAILED = 33
     UNKNOWN_PROMOTION = 34
     GATE_INCONCLUSIVE = 35
+    SLO_BREACHED = 36
+    CONFIG_DRIFTED = 37
+    WORKLOAD_DRIFTED = 38
     INTERRUPTED = 130
 
 
@@ -248,6 +254,24 @@ class GateInconclusive(AutotuneError):
     """The verification of a candidate broke no criterion, but could not decide all; nothing was rendered."""
 
     exit_code = ExitCode.GATE_INCONCLUSIVE
+
+
+class SloBreached(AutotuneError):
+    """A running server surely does not keep a limit of its SLO."""
+
+    exit_code = ExitCode.SLO_BREACHED
+
+
+class ConfigDrifted(AutotuneError):
+    """A running server has other settings, another model or another version than were promoted."""
+
+    exit_code = ExitCode.CONFIG_DRIFTED
+
+
+class WorkloadDrifted(AutotuneError):
+    """What a server's users send is surely not what its config was tuned for."""
+
+    exit_code = ExitCode.WORKLOAD_DRIFTED
 
 
 class StudyFatal(AutotuneError):

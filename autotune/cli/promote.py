@@ -100,7 +100,6 @@ def promote(
         git=git,
         overwrite=overwrite,
         simulated_allowed=allow_simulated,
-        slo=slo,
     )
     rule = _rule(pick, trial)
     places = places_of(studies_dir, storage)
@@ -136,7 +135,7 @@ def promote(
         current = next((one for one in current_of(history_of(store)) if one.promotion.name == (name or study)), None)
         asked = GateAsked(skip=skip_gate, against=against, launches=gate_launches, slo=slo, vllm_command=vllm_command)
         gate = verified(asked, store, places, view, chosen, current)
-        entry, paths = _record(store, chosen, deployed(gate), wanted)
+        entry, paths = _record(store, chosen, deployed(gate), wanted, slo=str(view.slo) if view.slo else None)
     _report(entry, paths, as_json=as_json)
 
 
@@ -149,10 +148,11 @@ class Wanted:
     git: Path | None
     overwrite: bool
     simulated_allowed: bool
-    slo: str | None
 
 
-def _record(store: Store, trial: Trial, deployment: Deployment, wanted: Wanted) -> tuple[Entry, tuple[Path, ...]]:
+def _record(
+    store: Store, trial: Trial, deployment: Deployment, wanted: Wanted, *, slo: str | None
+) -> tuple[Entry, tuple[Path, ...]]:
     """Write the files, then the promotion: what is in the history was rendered."""
     from autotune.promote import Promotion, render, serve_argv, write_files
 
@@ -163,7 +163,7 @@ def _record(store: Store, trial: Trial, deployment: Deployment, wanted: Wanted) 
         targets=wanted.targets,
         argv=serve_argv(deployment),
         simulated_allowed=wanted.simulated_allowed,
-        slo=wanted.slo,
+        slo=slo,
         offered=_offered(trial),
     )
     paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)

@@ -52,6 +52,7 @@ class Promotion:
         gate: None in records of older versions.
         restores: the version whose files a rollback wrote again; the other fields, but `created_at`, `author` and
             `reason`, are that one's.
+        version_measured: False where the vLLM version was assumed or given by hand.
         flags, environment: what the server was rendered with; secrets are in neither.
         workload: of the study; a name, or a file's path.
         slo: that the pick was made under, as text.
@@ -75,6 +76,7 @@ class Promotion:
     author: str = ""
     reason: str = ""
     restores: int | None = None
+    version_measured: bool = True
     flags: tuple[tuple[str, Value], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     gpus: int = 0
@@ -124,6 +126,7 @@ class Promotion:
             gate=facts.gate,
             author=facts.author,
             reason=facts.reason,
+            version_measured=facts.version_measured,
             flags=deployment.flags,
             environment=deployment.environment,
             gpus=deployment.gpus,

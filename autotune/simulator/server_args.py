@@ -43,7 +43,8 @@ class ServerOptions:
         config: vLLM parameters that were given, for `resolve`.
         given: every vLLM option that differs from its default, in order: the log's "non-default args".
         start_s: wall seconds from the first line to ready.
-        stop_s: wall seconds from TERM to the end.
+        stop_s: wall seconds from TERM, or from the last request after it, to the end.
+        drain_s: wall seconds that requests in flight may take after TERM; 0 ends them at once.
         speed: virtual seconds per wall second.
     """
 
@@ -61,6 +62,7 @@ class ServerOptions:
     node: str
     start_s: float
     stop_s: float
+    drain_s: int
     speed: float
     faults: Faults
 
@@ -112,6 +114,7 @@ def parse_args(argv: Sequence[str], env: Mapping[str, str]) -> ServerOptions:
         node=args.sim_node,
         start_s=args.sim_start_s,
         stop_s=args.sim_stop_s,
+        drain_s=args.shutdown_timeout,
         speed=args.sim_speed,
         faults=faults,
     )
@@ -147,6 +150,13 @@ class _Help(argparse.Action):
         raise SystemExit(0)
 
 
+def _seconds(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
 def _add_frontend(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--host", help="Host name.")
@@ -156,6 +166,7 @@ def _add_frontend(group: argparse._ArgumentGroup) -> None:
     add("--api-server-count", "-asc", type=int, help="How many API server processes to run.")
     add("--disable-log-requests", action=argparse.BooleanOptionalAction, help="Disable logging requests.")
     add("--disable-log-stats", action="store_true", help="Disable logging statistics.")
+    add("--shutdown-timeout", type=_seconds, default=0, help="Seconds that requests in flight may take after TERM.")
     add("--disable-uvicorn-access-log", action="store_true", help="Disable uvicorn access log.")
 
 

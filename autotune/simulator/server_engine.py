@@ -106,6 +106,11 @@ class RealTimeEngine:
         self._load = [0] * len(self._seats)
         self._dead = False
 
+    async def idle(self) -> None:
+        """Wait until no request waits for tokens."""
+        while self._live:  # noqa: ASYNC110 - once, at the end: an event would be set and cleared with every request
+            await asyncio.sleep(0.02)
+
     def now(self) -> float:
         """Virtual seconds since the engine was made."""
         return (self._loop.time() - self._begun) * self._speed

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -62,7 +63,7 @@ class Serving:
         try:
             status = await ended
             if status == 0:
-                self._log_shutdown(engine)
+                await self._shut_down(engine)
                 await asyncio.sleep(options.stop_s)
         finally:
             stats.cancel()
@@ -106,9 +107,14 @@ class Serving:
                 if stats is not None:
                     self.log.info("loggers.py:273", stats.text(number))
 
-    def _log_shutdown(self, engine: RealTimeEngine) -> None:
+    async def _shut_down(self, engine: RealTimeEngine) -> None:
+        """As vLLM from 0.18 on: without `--shutdown-timeout` requests in flight are aborted, with it they may end."""
+        left_s = self.options.drain_s
+        mode = "drain" if left_s else "abort"
         self.log.info("launcher.py:100", "[shutdown] API server: shutdown triggered")
-        self.log.info("launcher.py:116", "[shutdown] API server: stopping engine client mode=abort timeout=0s")
+        self.log.info("launcher.py:116", f"[shutdown] API server: stopping engine client mode={mode} timeout={left_s}s")
+        with suppress(TimeoutError):
+            await asyncio.wait_for(engine.idle(), left_s)
         engine.die()
         self.log.info("core.py:1227", "[shutdown] EngineCore: exiting busy loop", "EngineCore")
         self.log.info("launcher.py:149", "[shutdown] API server: shutting down FastAPI HTTP server")

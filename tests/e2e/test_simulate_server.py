@@ -500,6 +500,19 @@ def test_term_can_be_ignored(start: Any) -> None:
         server.process.wait(0.7)
 
 
+async def test_requests_in_flight_end_within_the_shutdown_timeout(start: Any, http: aiohttp.ClientSession) -> None:
+    server = start("--shutdown-timeout", "20", "--sim-speed", "0.5")
+    server.ready()
+    asked = asyncio.ensure_future(post(http, f"{server.url}/v1/completions", COMPLETION | {"max_tokens": 60}))
+    while not (await metrics(http, server))["vllm:num_requests_running"]:
+        await asyncio.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    status, answer = await asked
+    assert (status, answer["usage"]["completion_tokens"]) == (200, 60)
+    assert server.process.wait(10) == 0
+    assert "stopping engine client mode=drain timeout=20s" in server.text()
+
+
 @pytest.mark.parametrize(("fault", "same"), [("orphan", True), ("orphan-session", False)])
 def test_orphans_outlive_the_server(start: Any, fault: str, same: bool) -> None:
     server = start("--sim-fault", fault)

@@ -10,6 +10,7 @@ from scripted_server import DONE, Pause, Script, delta, serving, usage
 
 from autotune.load.arrivals import open_level, schedule
 from autotune.load.client import DriveOptions, TransportKind, drive
+from autotune.load.early_end import Bar, Bars, LevelLooks
 from autotune.load.measure import summarise
 from autotune.load.workloads import Api
 from autotune.records import (
@@ -38,7 +39,7 @@ def answer(first_s: float) -> Script:
 
 
 async def driven(
-    kind: TransportKind, load: LoadLevel, first_s: Any, **changes: float
+    kind: TransportKind, load: LoadLevel, first_s: Any, **changes: Any
 ) -> tuple[tuple[RequestRecord, ...], int]:
     """Records, and how many requests the server saw. `first_s` is the wait for the first token of the n-th request."""
     planned = [
@@ -72,6 +73,16 @@ async def test_what_is_not_needed_is_never_sent(kind: TransportKind) -> None:
     figures = summarise(LEVEL, records, 2.0, ClockKind.WALL)
     assert (figures.planned, figures.completed) == (100, 100)
     assert not {caveat.code for caveat in figures.caveats} & {"aborted", "errors"}
+
+
+@pytest.mark.parametrize("kind", TransportKind)
+async def test_a_level_ends_where_another_config_is_shown_to_be_better(kind: TransportKind) -> None:
+    looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.01), saturated=None, alpha=0.005))
+    records, seen = await driven(kind, LEVEL, lambda _n: 0.1, looks=looks)
+    assert len(records) == seen == 50
+    assert {record.error for record in records} == {None}
+    assert looks.found is not None
+    assert (looks.found.bar.rival, looks.found.requests) == (1, 50)
 
 
 async def test_a_deadline_after_it_has_ended_blames_nothing_that_was_not_sent() -> None:

@@ -10,6 +10,7 @@ import pytest
 from model_shapes import deepseek_v3, mixtral
 
 from autotune.load.arrivals import open_level
+from autotune.load.early_end import Bar, Bars, LevelLooks
 from autotune.load.requests import plan_requests
 from autotune.load.workloads import load_workload
 from autotune.node.defaults import resolve
@@ -209,6 +210,22 @@ def test_levels_that_grow(rate_rps: float, deadline_s: float) -> None:
     assert got == twin.run(load, planned, deadline_s=deadline_s)
     assert 100 <= len(got.records) < len(planned)
     assert len(core.figures(load, planned).ttft_s) == len(twin.figures(load, planned).ttft_s)
+
+
+@pytest.mark.parametrize("deadline_s", [1e9, 3.0])
+def test_levels_that_another_config_ends(deadline_s: float) -> None:
+    """At 60 requests/s the queue grows: both cores stop at the same look, and send nothing after it."""
+    load = open_level("ttft", LevelRole.TTFT, ArrivalProcess(), rate_rps=60.0, requests=200, seed=1, most_requests=400)
+    planned = plan_requests(load_workload("chat"), load, trial_salt=1)
+    bar = Bar(rival=1, ttft_s=0.01)
+    found = []
+    for core in (Core.PYTHON, Core.COMPILED):
+        looks = LevelLooks(load, Bars(dominated=bar, saturated=bar, alpha=0.005))
+        got = Case(kv_tokens=900_000).simulation(core).run(load, planned, deadline_s=deadline_s, looks=looks)
+        assert looks.found is not None
+        assert len(got.records) == looks.found.requests == 50
+        found.append((got, looks.found))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, 0.05, 0.5, 1.5])

@@ -146,7 +146,7 @@ def show(rows: Sequence[dict[str, Any]], seeds: int, confidence: float, *, as_js
     for one in rows:
         if one["p95_off_median"] is not None:
             print(
-                f"{one['study']}: the p95 shown and the whole level's are {math.expm1(one['p95_off_median']):.0%} apart "
+                f"{one['study']}: p95 shown and the whole level's are {math.expm1(one['p95_off_median']):.0%} apart "
                 f"(median), {math.expm1(one['p95_off_most']):.0%} at most"
             )
     print(f"goal: the same front in {GOAL:.0%} of the seeds: {'met' if least >= GOAL else 'missed'} ({least:.1%})")

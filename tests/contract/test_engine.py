@@ -18,6 +18,7 @@ from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings
 from autotune.engine.simulated import SimulatedEngine
 from autotune.load.arrivals import poisson_schedule
+from autotune.load.growing import Waits
 from autotune.load.workloads import Api
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
@@ -185,6 +186,30 @@ async def test_an_open_loop_keeps_its_schedule(adapter: Adapter) -> None:
         due = [request.scheduled_s for request in planned]
         assert [record.scheduled_s for record in result.records] == pytest.approx(due, abs=1e-5)
         assert all(record.error is None for record in result.records)
+    finally:
+        await server.stop()
+
+
+@dataclass(frozen=True)
+class EnoughAfter:
+    """Looks at an open loop that have enough at the second of them."""
+
+    looks: tuple[int, ...] = (2, 4)
+
+    def enough(self, waits: Waits) -> bool:
+        assert [due for due, _ in waits] == sorted(due for due, _ in waits)
+        assert all(first is None or first > due for due, first in waits)
+        return len(waits) >= self.looks[1]
+
+
+async def test_what_looks_have_no_need_of_is_never_sent(adapter: Adapter) -> None:
+    server, _, _ = await adapter.launch(GOOD)
+    try:
+        level, planned = open_level(12)
+        result = await server.drive(level, planned, deadline_s=20.0, looks=EnoughAfter())
+        assert [record.index for record in result.records] == [0, 1, 2, 3]
+        assert all(record.error is None for record in result.records)
+        assert len((await server.drive(level, planned, deadline_s=20.0)).records) == 12
     finally:
         await server.stop()
 

@@ -13,8 +13,10 @@ from autotune.recipe import (
     compose,
     default_name,
     find_study_file,
+    parse_gpu_hours,
     parse_gpus,
     parse_load,
+    parse_share,
     parse_trials,
     read_study_file,
 )
@@ -25,6 +27,38 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "study.yaml"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("99%", 0.99), ("0.95", 0.95), ("99.5 %", 0.995), ("off", 0.0), (" 80% ", 0.8)]
+)
+def test_shares_with_and_without_their_sign(text: str, share: float) -> None:
+    assert parse_share(text, "--abandon", least=0.8, most=0.9999, off=True) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["50%", "1", "100%", "", "x", "-1%", "99%%", "nan", "1e-1", "offf"])
+def test_other_shares_are_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(InvalidOption, match=r"off, or a share from 80% to 99\.99%"):
+        parse_share(text, "--abandon", least=0.8, most=0.9999, off=True)
+
+
+def test_gpu_hours_are_seconds_inside(tmp_path: Path) -> None:
+    assert parse_gpu_hours("1.5") == 5400.0
+    for text in ("0", "-1", "1h", "", "1e9", "10000000"):
+        with pytest.raises(InvalidOption, match="a number above 0"):
+            parse_gpu_hours(text)
+    (tmp_path / "s.yaml").write_text("max_gpu_hours: 2\nabandon: 0\nnotify_command: [mail, me]\nmin_gain: 0.01\n")
+    values = read_study_file(tmp_path / "s.yaml")
+    assert values == {"max_gpu_s": 7200.0, "abandon": 0, "notify_command": ("mail", "me"), "min_gain": 0.01}
+    (tmp_path / "s.yaml").write_text("abandon: 0.5\n")
+    with pytest.raises(InvalidFile, match="abandon"):
+        read_study_file(tmp_path / "s.yaml")
+
+
+def test_a_gain_is_expected_by_one_sampler_alone() -> None:
+    assert compose({}, {"model": "m", "min_gain": 0.01}).min_gain == 0.01
+    with pytest.raises(InvalidOption, match="the sampler prior alone"):
+        compose({"sampler": "tpe"}, {"model": "m", "min_gain": 0.01})
 
 
 def test_a_whole_file(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.budget import Ending
 from autotune.engine.compile_cache import REPLACED
 from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
@@ -431,6 +432,44 @@ def test_a_study_keeps_to_its_time_and_keeps_room_for_the_launches_again(tmp_pat
     assert [trial.repeat_of for trial in outcome.trials][:4] == [None, None, None, 0]
     assert [trial.repeat_of for trial in outcome.trials][4:] in ([1], [2])
     assert any("no time for another config" in note for note in outcome.notes)
+
+
+def test_gpu_hours_are_of_all_runs_together(tmp_path: Path) -> None:
+    """The second run of a study has what the first has left, which is no launch more; a larger budget has."""
+    load = LoadChoice(concurrency=8, rate_rps=4.0)
+    _, engine = finished(tmp_path, speeds, trials=1, load=load)
+    (tmp_path / "limited").mkdir()
+    limit_s = 3.5 * engine.now()
+    counts = []
+    for max_gpu_s in (limit_s, limit_s, 2 * limit_s):
+        engine = FakeEngine(script=speeds)
+        with study_run(tmp_path / "limited", engine, load=load, trials=20, max_gpu_s=max_gpu_s) as (run, observer):
+            asyncio.run(run.run())
+            counts.append(len(run.store.trials("s")))
+            assert run.ending is (Ending.GPU_HOURS if counts[-1] < 7 else Ending.SPACE)
+            assert run.gpu_s <= max_gpu_s
+        if run.ending is Ending.GPU_HOURS:
+            assert any("no GPU hours for another config" in note for note in observer.notes)
+    assert counts[0] == counts[1] == 3
+    assert counts[2] > 3
+
+
+async def test_a_study_that_is_asked_to_end_measures_what_it_measures(tmp_path: Path) -> None:
+    engine = FakeEngine(script=speeds)
+    with study_run(tmp_path, engine, load=LoadChoice(concurrency=8, rate_rps=4.0)) as (run, observer):
+
+        class Asks(Quiet):
+            def phase(self, phase: Phase, detail: str) -> None:
+                if phase is Phase.MEASURING and detail == "ttft" and len(run.store.trials("s")) == 2:
+                    run.endings.ask()
+
+        run.observer = Asks()
+        task = asyncio.create_task(run.run())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert [trial.measured for trial in run.store.trials("s")] == [True, True]
+        assert engine.stopped == 2
+        del observer
 
 
 def test_only_the_last_launch_again_of_a_config_has_fresh_seeds(tmp_path: Path) -> None:

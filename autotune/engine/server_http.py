@@ -6,7 +6,6 @@ A server that does not answer is normal here (it is starting, or dying), so each
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +67,20 @@ class _ServerInfo(BaseModel):
     vllm_config: str | dict[str, Any]
 
 
+_SETTINGS = ("model_config", "cache_config", "parallel_config", "scheduler_config", "load_config")
+
+
+def _settings_text(config: dict[str, Any]) -> str:
+    """Plain values of the parts that flags stand for; the first part that has a name wins."""
+    found: dict[str, str] = {}
+    for part in _SETTINGS:
+        values = config.get(part)
+        for name, value in values.items() if isinstance(values, dict) else ():
+            if value is None or isinstance(value, bool | int | float | str):
+                found.setdefault(name, repr(value))
+    return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     status: int | None = None
@@ -119,12 +132,14 @@ class ServerDoor:
         return await self._text("/metrics")
 
     async def server_info(self) -> str | None:
-        """The resolved configuration as one text (`model='m', tensor_parallel_size=2, ...`); None outside of vLLM's
-        development mode."""
-        text = await self._text("/server_info")
+        """The resolved configuration as `name=value, ...`; None outside of vLLM's development mode.
+
+        Newer versions give it as JSON, with all of the scheduler's settings; others as the text that they log.
+        """
+        text = await self._text("/server_info?config_format=json")
         with contextlib.suppress(ValidationError):
             found = _ServerInfo.model_validate_json(text or "").vllm_config
-            return found if isinstance(found, str) else json.dumps(found)
+            return found if isinstance(found, str) else _settings_text(found)
         return None
 
     async def reset_prefix_cache(self) -> bool:

@@ -157,9 +157,9 @@ def _settings(promotion: Promotion, shown: Shown, notes: _Notes) -> None:
         if promoted is None:
             continue
         if found is None or found == "None":
-            unseen += [name] if name in flags else []
-        elif not (name == "max-model-len" and isinstance(promoted, str | int) and str(promoted) in {"-1", "auto"}):
-            notes.setting(name, promoted, found, same=_equal(promoted, found))
+            unseen += [name] if name in flags and name not in _TOLD_ELSEWHERE else []
+        elif not _left_to_the_server(name, promoted):
+            notes.setting(name, promoted, found, same=_equal(name, promoted, found))
     if unseen:
         why = "outside of its development mode a vLLM does not show them"
         notes.unseen.append(f"{', '.join(f'--{name}' for name in sorted(unseen))}: {why}")
@@ -170,21 +170,39 @@ def _settings(promotion: Promotion, shown: Shown, notes: _Notes) -> None:
         notes.setting("KV cache tokens", f"{capacity:,}", f"{shown.kv_cache_tokens:,}", same=close)
 
 
+def _left_to_the_server(name: str, promoted: Value) -> bool:
+    """Values by which a server decides for itself; what it then shows is no drift."""
+    return (str(promoted) == "auto" and name != "kv-cache-dtype") or (name == "max-model-len" and promoted == -1)
+
+
 def _or(first: Value, second: Value) -> Value:
     return second if first is None else first
 
 
+_TOLD_ELSEWHERE = frozenset({"served-model-name", "shutdown-timeout"})
+"""The first is compared as the model's name; the second is the deployment's own."""
+
+_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
+
+
 def _told(info: str | None, flag: str) -> str | None:
-    """A flag's value in `name=value, ...`; None where the text does not have it."""
-    if info is None:
+    """A flag's value in `name=value, ...`; None where the text does not have it, or not as a plain value."""
+    if info is None or flag in _TOLD_ELSEWHERE:
         return None
     found = re.search(rf"(?<![\w.]){re.escape(flag.replace('-', '_'))}=('[^']*'|[^,\s)]+)", info)
-    return found[1].strip("'") if found else None
+    value = found[1].strip("'") if found else ""
+    return value.removeprefix("torch.") if _PLAIN.fullmatch(value) else None
 
 
-def _equal(promoted: Value, found: Value) -> bool:
+_SPELLINGS = {"half": "float16", "float": "float32"}
+_REFINED = frozenset({"quantization", "kv-cache-dtype"})
+"""Where a server says more than it was told: `awq` becomes `awq_marlin`, `fp8` `fp8_e4m3`."""
+
+
+def _equal(name: str, promoted: Value, found: Value) -> bool:
     one, other = (str(value).strip().lower() for value in (promoted, found))
-    if one == other:
+    one, other = _SPELLINGS.get(one, one), _SPELLINGS.get(other, other)
+    if one == other or (name in _REFINED and other.startswith(f"{one}_")):
         return True
     try:
         return math.isclose(float(one), float(other), rel_tol=1e-6)

@@ -42,7 +42,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def production(folder: Path, script: Path, port: int) -> Iterator[str]:
+def production(folder: Path, script: Path, port: int, **variables: str) -> Iterator[str]:
     """The rendered script, running."""
     shims = folder / "bin"
     shims.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def production(folder: Path, script: Path, port: int) -> Iterator[str]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [str(script)],
-            env={**environ, "PATH": f"{shims}:{environ['PATH']}"},
+            env={**environ, "PATH": f"{shims}:{environ['PATH']}", **variables},
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -172,12 +172,13 @@ def test_a_server_with_other_settings_is_told(folder: Path) -> None:
     changed = folder / "changed.sh"
     changed.write_text(script.read_text().replace('"$@"', '--max-model-len 1024 --gpu-memory-utilization 0.5 "$@"'))
     changed.chmod(0o755)
-    with production(folder, changed, port) as url:
+    with production(folder, changed, port, VLLM_SERVER_DEV_MODE="1") as url:
         began = time.monotonic()
         ended = run(folder, "check", "--url", url, "--seconds", "1", "--promotion", "other")
         assert time.monotonic() - began < 40
     assert ended.code == ExitCode.CONFIG_DRIFTED
     assert "CONFIG DRIFT: max-model-len 1024" in ended.out
     assert "CONFIG DRIFT: gpu-memory-utilization 0.5" in ended.out
+    assert "as promoted: max-num-seqs " in ended.out  # which only the development mode shows
     assert "not seen: mean prompt tokens: 0 requests ended" in ended.out
     assert "autotune promotions other --json" in ended.out

@@ -113,6 +113,33 @@ def test_settings_that_are_the_same_in_other_words(changes: dict[str, Any]) -> N
     assert check(promotion(), replace(SHOWN, **changes), seen(), None).findings == ()
 
 
+REAL = (
+    "model='m', speculative_config=None, trust_remote_code=False, dtype=torch.bfloat16, max_seq_len=8192, "
+    "load_format=auto, tensor_parallel_size=1, quantization=awq_marlin, enforce_eager=False, kv_cache_dtype=fp8_e4m3, "
+    "served_model_name=m, enable_prefix_caching=True, compilation_config={'mode': <CompilationMode.VLLM_COMPILE: 3>}"
+)
+"""As vLLM 0.32 prints its configuration."""
+
+
+def test_what_a_server_resolves_its_flags_to_is_no_drift() -> None:
+    flags = {
+        **{"dtype": "bfloat16", "quantization": "awq", "kv-cache-dtype": "fp8", "enforce-eager": False},
+        **{
+            "compilation-config": '{"mode": 3}',
+            "served-model-name": "llama",
+            "load-format": "auto",
+            "max-model-len": -1,
+        },
+    }
+    of = promotion(flags=tuple(flags.items()), resolved=None)
+    shown = Shown(vllm_version="0.32.0", names=("llama", MODEL), max_model_len=4096, info=REAL)
+    checked = check(of, shown, seen(), None)
+    assert checked.findings == ()
+    assert "--compilation-config: outside" in "".join(checked.unseen)
+    other = check(replace(of, flags=(("tensor-parallel-size", 2), ("dtype", "half"))), shown, seen(), None)
+    assert found(other) == {"tensor-parallel-size": FindingKind.CONFIG_DRIFT, "dtype": FindingKind.CONFIG_DRIFT}
+
+
 def test_a_version_that_nobody_measured_is_no_drift() -> None:
     checked = check(promotion(version_measured=False), replace(SHOWN, vllm_version="0.25.1"), seen(), None)
     assert checked.findings == ()

@@ -34,6 +34,7 @@ from autotune.records import (
     Objective,
     PickRule,
     PlannedRequest,
+    Slo,
     Value,
 )
 from autotune.search.need import Traffic
@@ -66,11 +67,7 @@ def make_plan(
     workload = _workload(recipe, here)
     sent = _sample(workload)
     hits = reachable_share(sent)
-    slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
-    if recipe.objective is Objective.GOODPUT and slo is None:
-        raise InvalidOption(
-            "--objective", str(recipe.objective), "an SLO with it, such as --slo ttft_p95<=500ms,tpot_p95<=50ms"
-        )
+    slo = _limits(recipe, workload)
     command, version, accepted = _command(recipe, here, engine, vllm_command)
     extra = extra_flags(recipe)
     check_extra(extra, accepted)
@@ -121,6 +118,20 @@ def make_plan(
         prompts=guard_prompts(recipe.quality, space),
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
+
+
+def _limits(recipe: Recipe, workload: Workload) -> Slo | None:
+    """What the pick must meet: as the study says, else the workload.
+
+    Raises:
+        InvalidOption: it cannot be read, or a goodput is asked for without any.
+    """
+    slo = parse_slo(recipe.slo) if recipe.slo else workload.slo
+    if recipe.objective is Objective.GOODPUT and slo is None:
+        raise InvalidOption(
+            "--objective", str(recipe.objective), "an SLO with it, such as --slo ttft_p95<=500ms,tpot_p95<=50ms"
+        )
+    return slo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

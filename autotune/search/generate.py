@@ -101,16 +101,25 @@ def generate_space(
     omitted: list[Omission] = [*found.omitted, *found.omissions(need)]
     parameters = [*found.parameters(), *_kept(core_parameters(need), need, omitted)]
     parameters, count = _bounded(parameters, found, need, omitted)
+    parameters = _with_secondary(parameters, count, need, omitted)
+    return _finished(parameters, found, need, omitted)
+
+
+def _with_secondary(
+    parameters: Sequence[Parameter], count: int, need: Need, omitted: list[Omission]
+) -> list[Parameter]:
+    """The secondary parameters behind `parameters`, which make `count` configs, as long as there is room for them."""
+    chosen = list(parameters)
+    limit = _limit(need)
     for secondary in secondary_parameters(need):
         for parameter in _kept([secondary], need, omitted):
-            limit = _limit(need)
-            if count * len(parameter.choices) > limit or _cells([*parameters, parameter]) > MAX_COMBINATIONS:
+            if count * len(parameter.choices) > limit or _cells([*chosen, parameter]) > MAX_COMBINATIONS:
                 text = f"would make up to {count * len(parameter.choices):,} configs, more than {limit:,}"
                 omitted.append(Omission(name=parameter.name, why=f"{text}; a wide space has it"))
                 continue
-            parameters.append(parameter)
+            chosen.append(parameter)
             count *= len(parameter.choices)
-    return _finished(parameters, found, need, omitted)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -146,30 +146,12 @@ def assess(
     sds = (noise.throughput_sd, noise.ttft_sd)
     expected = [_expected(launches, axis, sds[axis]) for axis in (0, 1)]
     on_front = frozenset(front([point.values for point in found]))
+    chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     plainer = Plainer.of(found, trials, lossy)
     chances, picked = _probabilities(found, expected, trials, rule, slo, on_front)
     if plainer is not None:
         picked = _plainer_picks(picked, plainer, found, trials, rule, slo)
-    chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
-    compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
-    compared |= set() if chosen is None else {chosen}
-    ties, others = Ties.of(trials), [found[k] for k in sorted(compared)]
-    against = {k: _against(found[k], others, ties) for k in sorted(compared)}
-    standings = tuple(
-        Standing(
-            number=point.number,
-            launches=len(point.numbers),
-            on_front=k in on_front,
-            front_probability=float(chances[k]),
-            pick_probability=float(picked[k]),
-            tied_with=against[k][0] if k in against else (),
-            beaten_by=against[k][1] if k in against else (),
-            tok_s_per_gpu=_estimate(expected[0][k]),
-            ttft_p95_s=_estimate(expected[1][k]),
-            plainness=None if plainer is None else plainer.worth[point.number],
-        )
-        for k, point in enumerate(found)
-    )
+    standings = _standings(found, trials, expected, (chances, picked), chosen, plainer)
     if chosen is None:
         return Assessment(standings=standings, noise=noise, drift=drift)
     base = next((k for k, point in enumerate(found) if point.number == 0), None)
@@ -186,6 +168,41 @@ def assess(
         throughput_gain=gains[0],
         ttft_gain=gains[1],
         validation=validation(trials, found[chosen].number),
+    )
+
+
+def _standings(
+    found: Sequence[Point],
+    trials: Sequence[Trial],
+    expected: Sequence[Sequence[Shrunken]],
+    shares: tuple[NDArray[np.float64], NDArray[np.float64]],
+    chosen: int | None,
+    plainer: Plainer | None,
+) -> tuple[Standing, ...]:
+    """Of all measured configs. Only candidates, baseline and pick are compared with each other.
+
+    Args:
+        shares: of the draws in which each config is on the front, and is picked.
+    """
+    on_front, (chances, picked) = front([point.values for point in found]), shares
+    compared = {k for k, p in enumerate(found) if k in on_front or chances[k] >= CANDIDATE or p.number == 0}
+    compared |= set() if chosen is None else {chosen}
+    ties, others = Ties.of(trials), [found[k] for k in sorted(compared)]
+    against = {k: _against(found[k], others, ties) if k in compared else ((), ()) for k in range(len(found))}
+    return tuple(
+        Standing(
+            number=point.number,
+            launches=len(point.numbers),
+            on_front=k in on_front,
+            front_probability=float(chances[k]),
+            pick_probability=float(picked[k]),
+            tied_with=against[k][0],
+            beaten_by=against[k][1],
+            tok_s_per_gpu=_estimate(expected[0][k]),
+            ttft_p95_s=_estimate(expected[1][k]),
+            plainness=None if plainer is None else plainer.worth[point.number],
+        )
+        for k, point in enumerate(found)
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
@@ -69,6 +69,8 @@ def verified(
         vllm_command=asked.vllm_command,
     )
     record = verify_trial(request, store, places, surroundings(), _Teller())
+    if current is not None and asked.against in (None, CURRENT):
+        record = replace(record, doubts=(*record.doubts, *_unlike(store, current, record)))
     kept = _keep(record)
     _tell(record)
     if record.verdict is GateVerdict.PASSED:
@@ -117,6 +119,19 @@ def against_side(text: str | None, store: Store, current: Entry | None, model: s
     if path is None:
         raise InvalidOption("--against", text, f"{CURRENT}, {BASELINE}, or a YAML file of flags as `--config` reads it")
     return side_of_file(path, model)
+
+
+def _unlike(store: Store, current: Entry, record: GateRecord) -> tuple[str, ...]:
+    """In what the launches of what runs today were not what runs today, one sentence each."""
+    promotion, doubts = current.promotion, []
+    version = (record.vllm_version or "").partition("+")[0]
+    if promotion.version_measured and version and version != promotion.vllm_version.partition("+")[0]:
+        doubts.append(f"{current.label} runs vLLM {promotion.vllm_version}, and was launched here with {version}")
+    words = [tuple(store.study(study).spec.get("extra_args", ())) for study in (promotion.study, record.study)]
+    if words[0] != words[1]:
+        was, now = (" ".join(map(str, found)) or "nothing" for found in words)
+        doubts.append(f"{current.label} was rendered with {was} after `--`, and was launched here with {now}")
+    return tuple(doubts)
 
 
 def _promoted(store: Store, current: Entry) -> GateSide:

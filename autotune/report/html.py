@@ -11,6 +11,7 @@ from markupsafe import Markup
 from autotune.records import Origin, Outcome, Trial
 from autotune.report.certainty import certainty_lines, chance, pick_doubt, ties
 from autotune.report.figures import DARK, LIGHT, description, svg_text
+from autotune.report.running import marks_running, running_lines
 from autotune.report.view import StudyView
 from autotune.report.wording import (
     brief_latency,
@@ -53,6 +54,7 @@ def front_page(view: StudyView, *, serve_line: str | None = None) -> str:
         description=description(view),
         front=[{**_row(view, trial, view.joined(trial)), **_certainty(found, trial)} for trial in shown],
         pick_doubt=pick_doubt(found),
+        running=running_lines(view),
         certainty=certainty_lines(found, "goodput" if goodput else "throughput"),
         repeated=any(view.joined(trial).runs > 1 for trial in shown),
         pick=_row(view, pick, view.joined(pick)) if pick else None,
@@ -104,6 +106,7 @@ def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
         "baseline": own,
         "on_front": trial.number in view.front,
         "repeat_of": trial.repeat_of,
+        "today": marks_running(view, trial),
         "fresh": trial.origin is Origin.VALIDATION,
         "why": f"{launch_reason(trial)}: {plain_why(trial)}",
         "settings": changed.split("  ") if changed else [],

@@ -6,6 +6,7 @@ import pytest
 from report_cases import measured, study
 
 from autotune.records import Trial
+from autotune.report.html import front_page
 from autotune.report.json_view import study_document
 from autotune.report.running import running_lines
 from autotune.report.tables import as_text, front_table
@@ -45,6 +46,13 @@ def test_the_front_marks_what_runs_and_shows_it_beside() -> None:
     assert running_lines(view)[-1].startswith(
         "Promoting trial 1 would change throughput per GPU by +5 % [-3 % .. +13 %] and TTFT p95 by -25 % ["
     )
+
+
+def test_the_page_of_the_front_says_it_too() -> None:
+    page = front_page(study(running=running(study().trials[3])))
+    assert '<span class="tag base">runs today (prod-chat@3)</span>' in page
+    assert "Promoting trial 1 would change throughput per GPU by +5 %" in page
+    assert "runs today" not in front_page(study())
 
 
 def test_nothing_is_marked_where_nothing_was_promoted() -> None:

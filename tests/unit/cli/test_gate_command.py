@@ -1,0 +1,65 @@
+"""What the gate of `promote` is told of what runs today."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.cli.gate import _unlike, side_of_file
+from autotune.errors import InvalidFile
+from autotune.promote import Entry, Promotion
+from autotune.records import Config, GateRecord, GateSide
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+SIDE = GateSide(label="trial 1", config=Config.of({}), model="m", gpus=1)
+RECORD = GateRecord.skipped("new", SIDE, why="", at=AT)
+PROMOTED = Entry(
+    version=2,
+    directory="/d",
+    promotion=Promotion(
+        name="prod", created_at=AT, study="old", trial=1, config_hash="h", model="m", vllm_version="0.31.0", targets=(),
+        files=(), argv=(), simulated=False, simulated_allowed=False,
+    ),
+)  # fmt: skip
+
+
+@dataclass
+class Studies:
+    """As much of a store as is asked."""
+
+    extra: dict[str, list[str]] = field(default_factory=dict)
+
+    def study(self, name: str) -> Any:
+        return SimpleNamespace(spec={"extra_args": self.extra.get(name, [])})
+
+
+def test_a_file_of_flags_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "today.yaml"
+    path.write_text(
+        "model: org/m\nmax_num_seqs: 64\nno-enable-prefix-caching: true\ntensor-parallel-size: 2\nport: 1\n"
+    )
+    side = side_of_file(path, "other")
+    assert (side.label, side.model, side.gpus) == ("today.yaml", "org/m", 2)
+    assert side.config == Config.of({"enable-prefix-caching": False, "max-num-seqs": 64, "tensor-parallel-size": 2})
+
+
+@pytest.mark.parametrize("text", ["", "- a\n", "a: {b: 1}\n", "a: null\n", "1: 2\n"])
+def test_what_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidFile):
+        side_of_file(path, "m")
+
+
+def test_what_runs_today_may_have_been_launched_otherwise() -> None:
+    same = replace(RECORD, vllm_version="0.31.0+cu129")
+    assert _unlike(Studies(), PROMOTED, same) == ()
+    other = replace(RECORD, vllm_version="0.32.0")
+    version, flags = _unlike(Studies({"old": ["--trust-remote-code"]}), PROMOTED, other)
+    assert version == "prod@2 runs vLLM 0.31.0, and was launched here with 0.32.0"
+    assert flags == "prod@2 was rendered with --trust-remote-code after `--`, and was launched here with nothing"

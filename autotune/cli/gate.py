@@ -15,6 +15,7 @@ import typer
 from autotune.cli.surroundings import surroundings
 from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
 from autotune.gate_session import GateRequest, verify_trial
+from autotune.load.arrival_windows import WindowRule
 from autotune.promote.history import Entry
 from autotune.promote.rendering import gate_summary
 from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
@@ -38,11 +39,13 @@ class GateAsked:
 
     Attributes:
         against: `current`, `baseline` or a file; None for what runs today, else the baseline.
+        windows: of arrivals in each launch; None for as many as the first launch asks for.
     """
 
     skip: bool
     against: str | None
     launches: int
+    windows: int | None
     slo: str | None
     vllm_command: str | None
 
@@ -64,6 +67,7 @@ def verified(
         trial=trial.number,
         against=against_side(asked.against, store, current, view.model),
         launches=asked.launches,
+        windows=WindowRule() if asked.windows is None else WindowRule.fixed(asked.windows),
         again=len(list(folder.glob(f"gate-{trial.number:04d}-*"))),
         slo=asked.slo,
         vllm_command=asked.vllm_command,

@@ -60,6 +60,14 @@ def promote(
         ),
     ] = None,
     gate_launches: Annotated[int, typer.Option(help="Launches of the gate, an even number.", min=2, max=40)] = 4,
+    gate_windows: Annotated[
+        int | None,
+        typer.Option(
+            help="Windows of arrivals in each launch of the gate; default: 6 to 16, as noisy as the first launch is.",
+            min=1,
+            max=200,
+        ),
+    ] = None,
     vllm_command: Annotated[
         str | None, typer.Option(help="Server command of the gate's launches; default: the study's.")
     ] = None,
@@ -133,7 +141,14 @@ def promote(
         if git is not None:
             check_folder(git)
         current = next((one for one in current_of(history_of(store)) if one.promotion.name == (name or study)), None)
-        asked = GateAsked(skip=skip_gate, against=against, launches=gate_launches, slo=slo, vllm_command=vllm_command)
+        asked = GateAsked(
+            skip=skip_gate,
+            against=against,
+            launches=gate_launches,
+            windows=gate_windows,
+            slo=slo,
+            vllm_command=vllm_command,
+        )
         gate = verified(asked, store, places, view, chosen, current)
         entry, paths = _record(store, chosen, deployed(gate), wanted, slo=str(view.slo) if view.slo else None)
     _report(entry, paths, as_json=as_json)

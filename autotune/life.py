@@ -224,10 +224,9 @@ class Life:
             life = advance(life, move.event, move.reason).life
         return life
 
-    @property
-    def pause_s(self) -> float:
-        """How long the back-off after the latest fault is, on the engine's clock."""
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(10, max(0, len(self.faults) - 1)))
+    def pause_s(self, first_s: float = FIRST_PAUSE_S) -> float:
+        """How long the back-off after the latest fault is, on the engine's clock; `first_s` after the first one."""
+        return min(LONGEST_PAUSE_S, first_s * 2.0 ** min(10, max(0, len(self.faults) - 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
+from autotune.life import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from autotune.records import Config, Objective, QualityThresholds
 from autotune.store.folder import DATABASE_NAME
 from autotune.webhook_url import parsed as parsed_url
@@ -122,6 +123,8 @@ class Recipe:
         stall_deadline_s: a start without a new milestone for this long counts as hung.
         level_deadline_s: one load level may take this long.
         attempts: launches of one trial when the environment is at fault.
+        retry_pause_s: before a spoilt trial is launched again; doubled each time, up to a minute.
+        stop_grace_s: what a server gets from TERM to KILL.
         gpu_busy_s: how long GPUs that somebody else uses are waited for; 0 stops the study at once, inf never does.
         starting_points: configs tried right after the baseline, before the sampler's own.
         quality: how it is seen whether configs that change numerics still answer alike.
@@ -157,6 +160,8 @@ class Recipe:
     stall_deadline_s: float = 600.0
     level_deadline_s: float = 600.0
     attempts: int = 2
+    retry_pause_s: float = FIRST_PAUSE_S
+    stop_grace_s: float = 20.0
     gpu_busy_s: float = math.inf
     starting_points: tuple[Config, ...] = ()
     quality: QualityChoice = field(default_factory=QualityChoice)
@@ -245,6 +250,8 @@ class _StudyFile(BaseModel):
     stall_deadline_s: Seconds | None = None
     level_deadline_s: Seconds | None = None
     attempts: Annotated[int, Field(ge=1, le=20)] | None = None
+    retry_pause_s: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_S)] | None = None
+    stop_grace_s: Annotated[float, Field(ge=0, le=600)] | None = None
     gpu_busy: Annotated[str, Field(pattern=r"^(wait|stop|[0-9.dhms]{2,40})$"), AfterValidator(_check_busy)] | None = (
         None
     )

@@ -257,6 +257,7 @@ def make_engine(
             texts=plan.workload.texts,
         ),
         accepted=plan.accepted,
+        grace_s=plan.recipe.stop_grace_s,
         caches=_compile_caches(plan),
     )
     process = ProcessEngine(settings, guard=guard, hold=hold, ports=Ports(leases=node_leases(plan)))

@@ -331,7 +331,7 @@ class StudyRun:
             if instruction is Instruction.BACK_OFF and failure is not None:
                 why = failure.line or "no line of its log says why"
                 self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-                await self.sleep(kept.life.pause_s)
+                await self.sleep(kept.life.pause_s(self.plan.recipe.retry_pause_s))
 
     def _tell(self, finished: Trial) -> None:
         self.ended.add(finished.number)

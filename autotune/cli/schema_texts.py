@@ -50,6 +50,8 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "stall_deadline_s": "Seconds without a new milestone after which a start counts as hung.",
         "level_deadline_s": "Seconds that one load level may take.",
         "attempts": "Launches of one trial when the environment is at fault.",
+        "retry_pause_s": "Seconds before a spoilt trial is launched again; doubled each time, up to a minute.",
+        "stop_grace_s": "Seconds that a server gets from TERM to KILL.",
         "starting_points": "Configs to try right after the baseline: one value for each parameter of the space.",
         "quality": "How it is seen whether configs that change a model's numbers still answer alike.",
     },

@@ -33,6 +33,7 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        _lose_port(options)
         listener = _bind(options)
     except OSError as error:
         log.traceback(f"OSError: {error}")
@@ -47,6 +48,17 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
 
         serving = Serving(options, started, listener, log, dev_mode=environment.get("VLLM_SERVER_DEV_MODE") == "1")
         return asyncio.run(serving.run())
+
+
+def _lose_port(options: ServerOptions) -> None:
+    """Where that fault is asked for: let somebody else have the port first."""
+    thief = options.faults.path(Fault.PORT_LOST)
+    if thief is None:
+        return
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(thief)
+        asking.sendall(f"{options.port}\n".encode())
+        asking.recv(1)
 
 
 def _bind(options: ServerOptions) -> socket.socket:

@@ -14,11 +14,14 @@
 | `gated`, `licence`, `model-unknown` | the model cannot be fetched: 401, 403, no such model |
 | `ignore-term` | TERM and INT are ignored |
 | `orphan`, `orphan-session` | leaves a `VLLM::Worker` process that outlives it, in the same / in a session of its own |
+| `worker`, `worker-session` | forks a worker, deaf to TERM, that re-titles itself as vLLM's do; in a new session |
+| `port-lost:PATH` | whoever listens on the Unix socket PATH is told the port, and has it first |
 | `late-port:S` | says it is ready, listens S seconds later |
 | `http-500:N`, `http-503:N` | the first N completions answer with that status (all without N) |
 | `stall:N`, `close:N`, `error-frame:N` | after N chunks every stream stops / is cut / gets an error frame |
 | `no-usage` | streams never carry usage |
 | `no-metrics` | `/metrics` holds only the Python process's own |
+| `flood-log:N` | N MiB (100 without N) of control bytes and bars, without one line feed |
 | `garbage-log` | control bytes, broken UTF-8 and carriage-return bars between the lines |
 """
 
@@ -63,6 +66,9 @@ class Fault(StrEnum):
     IGNORE_TERM = "ignore-term"
     ORPHAN = "orphan"
     ORPHAN_SESSION = "orphan-session"
+    WORKER = "worker"
+    WORKER_SESSION = "worker-session"
+    PORT_LOST = "port-lost"
     LATE_PORT = "late-port"
     HTTP_500 = "http-500"
     HTTP_503 = "http-503"
@@ -71,15 +77,17 @@ class Fault(StrEnum):
     ERROR_FRAME = "error-frame"
     NO_USAGE = "no-usage"
     NO_METRICS = "no-metrics"
+    FLOOD_LOG = "flood-log"
     GARBAGE_LOG = "garbage-log"
 
 
 _AT_MILESTONE = frozenset({Fault.EXIT_AT, Fault.CRASH_AT, Fault.HANG_AT, Fault.WAITING_AT})
+_PATHS = frozenset({Fault.PORT_LOST})
 _SECONDS = frozenset({Fault.LATE_PORT})
 _COUNTED = frozenset(
     {
         Fault.OOM_UNDER_LOAD, Fault.CRASH_UNDER_LOAD, Fault.HTTP_500, Fault.HTTP_503, Fault.STALL, Fault.CLOSE,
-        Fault.ERROR_FRAME,
+        Fault.ERROR_FRAME, Fault.FLOOD_LOG,
     }
 )  # fmt: skip
 
@@ -108,6 +116,10 @@ class Faults:
         text = self._text(fault)
         return 0.0 if text is None else float(text or default)
 
+    def path(self, fault: Fault) -> str | None:
+        """The path that `fault` names; None when the fault is not there."""
+        return self._text(fault)
+
     def _text(self, fault: Fault) -> str | None:
         return next((text for given, text in self.arguments if given is fault), None)
 
@@ -133,6 +145,9 @@ def _parse(text: str) -> tuple[Fault, str]:
     elif fault in _SECONDS:
         if argument and not argument.replace(".", "", 1).isdigit():
             raise ValueError(f"{name} takes seconds, not {argument!r}")
+    elif fault in _PATHS:
+        if not argument:
+            raise ValueError(f"{name} takes a path")
     elif fault in _COUNTED:
         if argument and not argument.isdigit():
             raise ValueError(f"{name} takes a whole number, not {argument!r}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NoReturn
 
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
@@ -25,6 +27,12 @@ from autotune.units import gib
 
 FAILED = 1
 """Exit status of every start that fails after the command line was accepted."""
+
+FLOOD = (
+    "\x00\x1b[2K"
+    + "".join(f"Loading: {n / 10:4.1f}%|{'#' * 20}| {n}/1000 [00:01<00:05, 1.20it/s]\r" for n in range(1000)) * 16
+)
+"""A mebibyte of a bar that is drawn again and again, without a line feed."""
 
 ORPHAN_SECONDS = 900
 """A process left behind on purpose ends by itself after this long."""
@@ -104,6 +112,7 @@ class Starter:
         self._reach(Milestone.GRAPHS)
         log.info("api_server.py:612", "Supported tasks: ['generate']")
         log.info("api_server.py:616", f"Starting vLLM server on http://{options.host or '*'}:{options.port}")
+        self._reach(Milestone.READY)
         return Started(node=node, shape=shape, settings=settings, kv_tokens=memory.kv_tokens)
 
     def _banner(self) -> None:
@@ -125,6 +134,8 @@ class Starter:
                 b"\x00\x07\xff\xfe half a \xe2\x82 sign \x1b[36m(RayWorker pid=1)\x1b[0m \x1b]0;t\x07\n",
             )
             log.raw("Loading: 10%|#   | 1/10\rLoading: 50%|#### | 5/10\rLoading: 90%|######## | 9/10")
+        for _ in range(options.faults.count(Fault.FLOOD_LOG, 100) or 0):
+            log.raw(FLOOD)
 
     def _resolve(self) -> tuple[Node, ModelShape, ResolvedSettings]:
         options, faults = self.options, self.options.faults
@@ -206,6 +217,8 @@ class Starter:
             self.log.info("model_runner.py:281", "Loading model from scratch...", process)
         if Fault.ORPHAN in options.faults or Fault.ORPHAN_SESSION in options.faults:
             leave_orphan(new_session=Fault.ORPHAN_SESSION in options.faults)
+        if Fault.WORKER in options.faults or Fault.WORKER_SESSION in options.faults:
+            leave_worker(new_session=Fault.WORKER_SESSION in options.faults)
 
     def _weights(self, memory: MemoryEstimate) -> None:
         process = "EngineCore"
@@ -325,6 +338,37 @@ def leave_orphan(*, new_session: bool) -> int:
     program = shutil.which("sleep") or "/bin/sleep"
     argv = ["VLLM::Worker_TP0", str(ORPHAN_SECONDS)]
     return os.posix_spawn(program, argv, os.environ, setsid=new_session)
+
+
+def leave_worker(*, new_session: bool) -> int:
+    """Fork a worker that re-titles itself as vLLM's do and is deaf to TERM; its pid."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if new_session:
+            os.setsid()
+        retitle("VLLM::Worker_TP0")
+        os.write(told, b".")
+        time.sleep(ORPHAN_SECONDS)
+        os._exit(0)
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(told)
+    return pid
+
+
+def retitle(title: str) -> None:
+    """Do to this process what setproctitle does, by which vLLM re-titles its processes.
+
+    The title is written over the memory of arguments and environment, so /proc/PID/environ shows nothing any more;
+    with SPT_NOENV in the environment (setproctitle's src/spt_setup.c) the arguments alone are overwritten.
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    start, arguments_end, _, environment_end = (int(field) for field in fields[45:49])  # proc(5), fields 48 to 51
+    end = arguments_end if os.environ.get("SPT_NOENV") else environment_end
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, title.encode(), min(len(title), end - start - 1))
 
 
 def _redacted(name: str, value: object) -> object:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -471,11 +472,11 @@ def test_taken_port_ends_the_start() -> None:
     assert "[Errno 98] Address already in use" in output
 
 
-@pytest.mark.parametrize("milestone", ["banner", "engine", "weights", "kv", "graphs"])
+@pytest.mark.parametrize("milestone", ["banner", "engine", "weights", "kv", "graphs", "ready"])
 def test_exit_and_crash_at_milestones(milestone: str) -> None:
     status, output = run("serve", MODEL, "--port", str(free_port()), env={"AUTOTUNE_SIM_FAULT": f"exit-at:{milestone}"})
     assert status == 1
-    assert ("GPU KV cache size" in output) == (milestone in ("kv", "graphs"))
+    assert ("GPU KV cache size" in output) == (milestone in ("kv", "graphs", "ready"))
     if milestone == "kv":
         status, _ = run("serve", MODEL, "--port", str(free_port()), "--sim-fault", "crash-at:kv")
         assert status == -signal.SIGSEGV
@@ -527,6 +528,50 @@ def test_orphans_outlive_the_server(start: Any, fault: str, same: bool) -> None:
         assert child.status() != psutil.STATUS_ZOMBIE
     finally:
         child.kill()
+
+
+@pytest.mark.parametrize("wipes", [True, False])
+def test_workers_re_title_themselves_and_wipe_their_environment_unless_told_not_to(start: Any, wipes: bool) -> None:
+    server = start("--sim-fault", "worker-session", env={"MARKER": "seen", **({} if wipes else {"SPT_NOENV": "1"})})
+    server.ready()
+    (child,) = psutil.Process(server.process.pid).children()
+    try:
+        assert child.cmdline()[0].startswith("VLLM::Worker_TP0")
+        assert (b"MARKER=seen" in Path(f"/proc/{child.pid}/environ").read_bytes()) is not wipes
+        assert os.getsid(child.pid) == child.pid
+        child.terminate()
+        time.sleep(0.2)
+        assert child.is_running()
+    finally:
+        child.kill()
+
+
+def test_a_port_is_lost_to_whoever_is_told_of_it(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as door, socket.socket() as thief:
+        door.bind(str(tmp_path / "door"))
+        door.listen()
+
+        def steal() -> None:
+            told, _ = door.accept()
+            with told:
+                thief.bind(("127.0.0.1", int(told.recv(16))))
+                thief.listen()
+                told.sendall(b".")
+
+        thread = threading.Thread(target=steal)
+        thread.start()
+        fault = f"port-lost:{tmp_path / 'door'}"
+        status, output = run("serve", MODEL, "--host", "127.0.0.1", "--port", str(free_port()), "--sim-fault", fault)
+        thread.join()
+    assert status == 1
+    assert "[Errno 98] Address already in use" in output
+
+
+def test_a_flooded_log_has_no_line_feed() -> None:
+    words = ("--port", str(free_port()), "--sim-fault", "flood-log:2", "--sim-fault", "exit-at:banner")
+    status, output = run("serve", MODEL, *words)
+    assert status == 1
+    assert max(len(line) for line in output.split("\n")) > 2_000_000
 
 
 async def test_out_of_memory_under_load(start: Any, http: aiohttp.ClientSession) -> None:

@@ -152,8 +152,9 @@ def test_a_package_that_only_some_configs_need_does_not_stop_a_study_that_has_se
 
 
 def test_pauses_double_up_to_a_minute() -> None:
-    pauses = [Life(faults=(FailureClass.GPU_BUSY,) * count).pause_s for count in (0, 1, 2, 3, 4, 5, 6, 500)]
+    pauses = [Life(faults=(FailureClass.GPU_BUSY,) * count).pause_s() for count in (0, 1, 2, 3, 4, 5, 6, 500)]
     assert pauses == [5, 5, 10, 20, 40, 60, 60, 60]
+    assert Life(faults=(FailureClass.GPU_BUSY,) * 3).pause_s(0.5) == 2.0
 
 
 def test_the_docs_explain_every_state_and_event() -> None:

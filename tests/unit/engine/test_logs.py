@@ -102,6 +102,21 @@ def test_lines_end_at_newlines_and_carriage_returns_and_lose_their_colours():
     assert splitter.close() == []
 
 
+def test_of_a_bar_that_is_drawn_again_and_again_the_last_state_is_a_line() -> None:
+    bars = "".join(
+        f"Loading shards: {n:3}%|{'█' * (n // 10):10}| {n}/100 [00:01<00:05, {n}.5it/s]\r" for n in range(101)
+    )
+    splitter = LineSplitter()
+    drawn = splitter.feed((bars + bars.replace("Loading", "Capturing") + "ERROR: no memory\r\n").encode())
+    assert [line.partition("|")[0] for line in drawn] == [
+        "Loading shards: 100%", "Capturing shards: 100%", "ERROR: no memory"
+    ]  # fmt: skip
+    assert splitter.feed(b"10%\r20%\r") == []
+    assert splitter.feed(b"30%\rnow serving\n") == ["30%", "now serving"]
+    assert splitter.feed(b"40%\r50%\r") == []
+    assert splitter.close() == ["50%"]
+
+
 def test_an_endless_line_does_not_stay_in_memory():
     splitter = LineSplitter()
     for _ in range(100):

@@ -1,0 +1,29 @@
+"""The simulated server, with the fault that the round has dealt to this very attempt.
+
+Started as the study's `vllm_command`, in the round's folder. Which attempt it is, it reads from where its output goes:
+`.../trial-0001-attempt-2/server.log`. The environment is passed on as it came.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+from autotune.simulator.server import main
+
+PLAN = "deal.json"
+_ATTEMPT = re.compile(r"trial-(\d+)(?:-attempt-(\d+))?/server\.log$")
+
+
+def faults_of(output: str, plan: dict[str, str]) -> str:
+    """AUTOTUNE_SIM_FAULT of the attempt whose log is `output`; empty when it is none."""
+    found = _ATTEMPT.search(output)
+    return plan.get(f"{int(found[1])}/{int(found[2] or 1)}", "") if found else ""
+
+
+if __name__ == "__main__":
+    dealt = faults_of(str(Path("/proc/self/fd/1").readlink()), json.loads(Path(PLAN).read_text(encoding="utf-8")))
+    sys.exit(main(sys.argv[1:], {**os.environ, "AUTOTUNE_SIM_FAULT": dealt}))

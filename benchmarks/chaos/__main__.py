@@ -20,6 +20,7 @@ again. A round is over when the study has reached its end; then:
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -35,6 +36,14 @@ from typing import Any
 from benchmarks.chaos.dealing import HEALTHY, Deal, deal
 from benchmarks.chaos.processes import Strangers
 from benchmarks.chaos.rounds import Pace, Report, Round
+
+TUNER_NEEDS = (
+    "autotune.cli.main", "autotune.cli.plan_text", "autotune.cli.views", "autotune.node.nvml_probe",
+    "autotune.planning.explaining", "autotune.report.progress", "autotune.report.tables", "autotune.session",
+    "huggingface_hub.file_download", "numpy.ma", "numpy.random", "optuna.storages._rdb.models",
+    "sqlalchemy.dialects.sqlite", "uvloop",
+)  # fmt: skip
+"""Modules that a tuner would import for itself, half of what its start takes."""
 
 VIOLATIONS = (
     "orphans", "leases_left", "lost_trials", "wrong_outcomes", "hangs", "integrity_failures", "strangers_hit",
@@ -70,11 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _import_all() -> None:
     """What every tuner needs, once: they are forked from here."""
-    import autotune.cli.main
-    import autotune.cli.views
-    import autotune.report.progress
-    import autotune.report.tables
-    import autotune.session  # noqa: F401
+    for name in TUNER_NEEDS:
+        importlib.import_module(name)
 
 
 def _pace(root: Path) -> Pace:

@@ -269,6 +269,8 @@ def a_command_that_goes_missing_after_it_was_asked(study: Study) -> None:
     assert ended.code == ExitCode.VLLM_COMMAND, ended.err
     assert "cannot run" in ended.err
     assert "once.sh" in ended.err
+    told = study.ask("SELECT before, event, after FROM autotune_transitions ORDER BY id DESC LIMIT 1")
+    assert told == [("launching", "refused", "halted")]
     assert study.listed()["state"] == "stopped"
 
 

@@ -1,48 +1,28 @@
 """When a level has shown enough against its trial: its p95 TTFT is beyond what a better config keeps to. Pure.
 
-The level is looked at after a quarter, a half and three quarters of its requests, and wherever it may end anyway
-(growing.py). At each look the requests sent so far are asked one question: are more than 5 % of them beyond the bar?
-A request without its first token counts as beyond once it has waited for longer than that, else as within. If the
-95th percentile were at the bar, a share of `s` among `n` independent requests would have a probability of at most
-`exp(-n KL(s || 5 %))` (Chernoff; Hoeffding, 1963). Neighbours in a queue wait for the same reason, so `n` is divided by
-their dependence (stats.py), of the waits or of what is beyond, whichever is larger.
+A level sends so many requests, known beforehand; its p95 is above a bar exactly when more than a twentieth of them wait
+longer than that. As soon as so many have, whatever the rest does, the answer is there (curtailed sampling: Phatak and
+Bhatt, 1967). A request without a first token counts once it has waited for longer than the bar, and not before. So a
+look says nothing that the whole level would not say, however many looks there are and however requests depend on each
+other: there is no error to be dealt out over them. What is uncertain about a p95, and how much launches differ, is in
+the bar (search/early.py).
 
-Looking several times would find something sooner or later, so the level's whole error probability is dealt out over
-its looks, in proportion to the requests that come between them; by the union bound all looks together err no more
-often than stated, however they depend on each other. A level begins on an empty server, whose first requests wait less
-than later ones: a look is early only in what it takes to be convinced, never in what it says.
+The level is looked at after each eighth of its requests, and wherever it may end anyway (growing.py); of one that has
+grown, all requests sent so far are the level.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from autotune.load.growing import MOST_GROWTH, Growth, Waits, growth_of
-from autotune.load.stats import dependence
+from autotune.load.growing import MOST_GROWTH, MOST_WAITING, Growth, Waits, growth_of
 from autotune.load.steadiness import queue_growth
 from autotune.records import Arrivals, EarlyReason, LoadLevel
 
-BEYOND = 0.05
-"""Share of requests above a 95th percentile."""
-
-PARTS = 4
+PARTS = 8
 """The requests that a level has anyway are looked at so many times, the last time with all of them."""
-
-LEAST = 40
-"""Requests before which nothing is decided: fewer are one queue."""
-
-
-BEHIND = 1.5
-"""Requests over first tokens in the later half of those sent."""
-
-SLOW = 1.25
-"""Dependence that a sample is too short to see. Of simulated queues at 0.6 to 0.92 of their capacity, 300 requests from
-an empty one, 1.2 % ended at a stated 1 % without it, and 0.8 % with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +31,7 @@ class Bar:
 
     Attributes:
         rival: number of the trial that stands for it.
-        ttft_s: above this the p95 TTFT is worse than the rival's, the spread between launches allowed for.
+        ttft_s: above this the p95 TTFT is worse than the rival's, with all that is uncertain about both.
     """
 
     rival: int
@@ -66,12 +46,10 @@ class Bars:
         dominated: of a config with surely more throughput.
         saturated: of one whose throughput is higher by what was measured; enough where the queue grows, which the
             rival's does not.
-        alpha: error probability of all looks together.
     """
 
     dominated: Bar | None
     saturated: Bar | None
-    alpha: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,69 +78,53 @@ class LevelLooks:
         self._growth: Growth | None = growth_of(level)
         own = {math.ceil(level.requests * part / PARTS) for part in range(1, PARTS)}
         grown = self._growth.looks if self._growth is not None else ()
-        self.looks = tuple(sorted({count for count in own if count >= LEAST} | set(grown)))
+        self.looks = tuple(sorted(own | set(grown)))
         self.found: Found | None = None
-        self._bars = bars
+        self._planned, self._bars = level.requests, bars
 
     def enough(self, waits: Waits) -> bool:
         """As `Growth.enough`."""
-        place = bisect_right(self.looks, len(waits)) - 1
-        if place < 0:
-            return False
-        before = self.looks[place - 1] if place else 0
-        alpha = self._bars.alpha * (self.looks[place] - before) / self.looks[-1]
-        self.found = judge(waits, self._bars, alpha)
+        self.found = judge(waits, self._bars, self._planned)
         if self.found is not None:
             return True
+        place = bisect_right(self.looks, len(waits)) - 1
         growth = self._growth
-        return growth is not None and self.looks[place] in growth.looks and growth.enough(waits)
+        return growth is not None and place >= 0 and self.looks[place] in growth.looks and growth.enough(waits)
 
 
 def looks_of(level: LoadLevel, bars: Bars | None) -> LevelLooks | None:
     """The looks at an open loop; None where nothing can end it early."""
     if bars is None or level.arrivals is Arrivals.CLOSED or (bars.dominated is None and bars.saturated is None):
         return None
-    found = LevelLooks(level, bars)
-    return found if found.looks else None
+    return LevelLooks(level, bars)
 
 
-def judge(waits: Waits, bars: Bars, alpha: float) -> Found | None:
+def judge(waits: Waits, bars: Bars, planned: int) -> Found | None:
     """What one look shows; None where it shows nothing.
 
     Args:
         waits: as `Growth.enough` takes them.
-        alpha: error probability of this look.
+        planned: requests that the level has at least.
     """
-    so_far = _so_far(waits)
     dominated, saturated = bars.dominated, bars.saturated
-    if dominated is not None and error_probability(so_far, dominated.ttft_s) <= alpha:
+    if dominated is not None and is_beyond(waits, dominated.ttft_s, planned):
         reason = EarlyReason.SATURATED if _grows(waits) or _is_behind(waits) else EarlyReason.DOMINATED
         return Found(reason=reason, bar=dominated, requests=len(waits))
-    if saturated is not None and _grows(waits) and error_probability(so_far, saturated.ttft_s) <= alpha:
+    if saturated is not None and _grows(waits) and is_beyond(waits, saturated.ttft_s, planned):
         return Found(reason=EarlyReason.SATURATED, bar=saturated, requests=len(waits))
     return None
 
 
-def error_probability(waits_s: Sequence[float], bar_s: float) -> float:
-    """A bound for how probable such waits are where the 95th percentile is at the bar; 1 where they show nothing.
-
-    Args:
-        waits_s: TTFT of each request, or how long it has waited so far, in the order in which they were due.
-    """
-    values = np.asarray(waits_s, dtype=float)
-    beyond = values > bar_s
-    share = float(beyond.mean()) if len(values) else 0.0
-    if share <= BEYOND:
-        return 1.0
-    draws = len(values) / (SLOW * max(dependence(beyond.astype(float)), dependence(values)))
-    within = (1 - share) * math.log((1 - share) / (1 - BEYOND)) if share < 1 else 0.0
-    return math.exp(-draws * (share * math.log(share / BEYOND) + within))
-
-
-def _so_far(waits: Waits) -> list[float]:
-    """How long each request waited, or has waited until now."""
+def is_beyond(waits: Waits, bar_s: float, planned: int) -> bool:
+    """Whether the p95 TTFT is above the bar whatever requests that are still to come, or under way, will wait."""
     now = max((due for due, _ in waits), default=0.0)
-    return [max(0.0, now - due) if first is None else first - due for due, first in waits]
+    beyond = sum((now if first is None else first) - due > bar_s for due, first in waits)
+    return beyond >= needed(max(planned, len(waits)))
+
+
+def needed(requests: int) -> int:
+    """How many of so many must be above a bar for their 95th percentile to be (by linear interpolation, stats.py)."""
+    return requests - math.floor(0.95 * (requests - 1))
 
 
 def _grows(waits: Waits) -> bool:
@@ -174,9 +136,6 @@ def _grows(waits: Waits) -> bool:
 
 
 def _is_behind(waits: Waits) -> bool:
-    """Whether of the requests of the later half far more came than first tokens: what is so slow is called a queue."""
-    now = max((due for due, _ in waits), default=0.0)
-    later = waits[len(waits) // 2 :]
-    begin = later[0][0] if later else 0.0
-    served = sum(first is not None and begin <= first <= now for _, first in waits)
-    return len(later) > BEHIND * served
+    """Whether requests of the first half still wait for a first token: what is so slow is called a queue."""
+    first_half = waits[: len(waits) // 2]
+    return sum(first is None for _, first in first_half) > MOST_WAITING * len(first_half)

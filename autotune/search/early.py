@@ -5,15 +5,17 @@ level was driven, the second while the TTFT level is (load/early_end.py). Only a
 that the trial could give counts: one that was measured, and keeps to whatever limits the study has besides that of the
 p95 TTFT.
 
-With confidence `c`, the trial is abandoned though no rival's config is better in both with probability at most `1 - c`:
+With confidence `c`, the trial is abandoned though the rival's config is not better in both with probability at most
+`1 - c`:
 
 ```
-throughput   ln(rival / trial) > z(c) sd                     sd: both figures' own intervals and the launches' spread
-p95 TTFT     bar = rival x exp(z((1 + c) / 2) sd)            so that half of 1 - c is left to the looks at the level
+throughput   ln(rival / trial) > z(c) sd        sd: both figures' own intervals, and the spread between launches of both
+p95 TTFT     ln(trial / rival) > z(c) sd        the same; the trial's own interval, which it will have only at its end,
+                                                is taken for as wide as those of the measured trials are
 ```
 
-Both must hold, so that neither may err more often than stated; the rival is chosen by throughput and its own figures,
-before a TTFT of the trial was seen.
+Both must hold, so that neither may err more often than stated. The second makes a bar, which is there before the
+trial's TTFT level begins: the rival is chosen by throughput and its own figures alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median
 from typing import assert_never
 
 from autotune.load.early_end import Bar, Bars, Found
@@ -67,12 +69,14 @@ class Rivals:
     """Everything that one trial is held against.
 
     Attributes:
+        ttft_variance: of the log of the trial's own p95 TTFT, the spread between launches included.
         confidence: 0..1, see above.
         usual_s: what the levels after the throughput level last in a measured trial; None where none was measured.
     """
 
     rivals: tuple[Rival, ...]
     noise: RunNoise
+    ttft_variance: float
     confidence: float
     usual_s: float | None
 
@@ -89,14 +93,14 @@ class Rivals:
         variance = mean_variance([tok_s_per_gpu], self.noise.throughput_sd)
         more = [rival for rival in self.rivals if rival.log_tok_s >= own]
         surely = [rival for rival in more if rival.log_tok_s - own > z * math.sqrt(rival.tok_s_variance + variance)]
-        return Bars(dominated=self._bar(surely), saturated=self._bar(more), alpha=(1 - self.confidence) / 2)
+        return Bars(dominated=self._bar(surely), saturated=self._bar(more))
 
     def _bar(self, rivals: Sequence[Rival]) -> Bar | None:
-        z = _NORMAL.inv_cdf((1 + self.confidence) / 2)
+        z = _NORMAL.inv_cdf(self.confidence)
         found = [
             Bar(
                 rival=rival.number,
-                ttft_s=math.exp(rival.log_ttft + z * math.sqrt(rival.ttft_variance + self.noise.ttft_sd**2)),
+                ttft_s=math.exp(rival.log_ttft + z * math.sqrt(rival.ttft_variance + self.ttft_variance)),
             )
             for rival in rivals
         ]
@@ -133,6 +137,7 @@ def rivals_of(trial: Trial, trials: Sequence[Trial], confidence: float, slo: Slo
     return Rivals(
         rivals=tuple(_rival(point, [figures[number] for number in point.numbers], noise) for point in found),
         noise=noise,
+        ttft_variance=fmean(mean_variance([pair[1]], noise.ttft_sd) for pair in figures.values()),
         confidence=confidence,
         usual_s=_usual_s(trials),
     )

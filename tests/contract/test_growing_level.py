@@ -77,12 +77,12 @@ async def test_what_is_not_needed_is_never_sent(kind: TransportKind) -> None:
 
 @pytest.mark.parametrize("kind", TransportKind)
 async def test_a_level_ends_where_another_config_is_shown_to_be_better(kind: TransportKind) -> None:
-    looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.01), saturated=None, alpha=0.005))
+    looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.01), saturated=None))
     records, seen = await driven(kind, LEVEL, lambda _n: 0.1, looks=looks)
-    assert len(records) == seen == 50
+    assert len(records) == seen == 13
     assert {record.error for record in records} == {None}
     assert looks.found is not None
-    assert (looks.found.bar.rival, looks.found.requests) == (1, 50)
+    assert (looks.found.bar.rival, looks.found.requests) == (1, 13)
 
 
 async def test_a_deadline_after_it_has_ended_blames_nothing_that_was_not_sent() -> None:

@@ -249,7 +249,11 @@ async def test_a_config_too_slow_for_its_level_is_abandoned(tmp_path: Path) -> N
 def beaten_by(ttft_s: float, tok_s: float = 1e6) -> Rivals:
     rival = Rival(number=1, log_tok_s=math.log(tok_s), log_ttft=math.log(ttft_s), tok_s_variance=0, ttft_variance=0)
     return Rivals(
-        rivals=(rival,), noise=RunNoise(throughput_sd=0.01, ttft_sd=0.1, repeats=0), confidence=0.99, usual_s=60.0
+        rivals=(rival,),
+        noise=RunNoise(throughput_sd=0.01, ttft_sd=0.1, repeats=0),
+        ttft_variance=0.01,
+        confidence=0.99,
+        usual_s=60.0,
     )
 
 
@@ -257,7 +261,7 @@ LONG = replace(LOAD, ttft_requests_per_gpu=200)
 
 
 async def test_a_config_that_another_one_beats_is_abandoned_with_what_it_showed(tmp_path: Path) -> None:
-    engine = engine_of(Script(ttft_s=2.0))
+    engine = engine_of(Script(ttft_s=0.5))
     run = await perform(engine, replace(order(tmp_path, load=LONG), rivals=beaten_by(0.1)))
     assert run.result.outcome is Outcome.ABANDONED
     assert run.result.failure is None
@@ -265,9 +269,9 @@ async def test_a_config_that_another_one_beats_is_abandoned_with_what_it_showed(
     assert early is not None
     assert ttft is not None
     assert ttft.ttft_s is not None
-    assert (early.reason, early.rival, early.requests, early.planned) == (EarlyReason.DOMINATED, 1, 50, 200)
-    assert ttft.ttft_s.p95.value == pytest.approx(2.0)
-    assert ttft.completed == len(read_records(level_path(tmp_path, ttft.level)).records) == 50
+    assert (early.reason, early.rival, early.requests, early.planned) == (EarlyReason.DOMINATED, 1, 25, 200)
+    assert ttft.ttft_s.p95.value == pytest.approx(0.5)
+    assert ttft.completed == len(read_records(level_path(tmp_path, ttft.level)).records) == 25
     assert early.saved_s == pytest.approx(60.0 - ttft.duration_s)
     assert run.result.of_role(LevelRole.THROUGHPUT) is not None
     assert run.result.caveats[0].code == "dominated"

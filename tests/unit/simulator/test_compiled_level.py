@@ -220,10 +220,10 @@ def test_levels_that_another_config_ends(deadline_s: float) -> None:
     bar = Bar(rival=1, ttft_s=0.01)
     found = []
     for core in (Core.PYTHON, Core.COMPILED):
-        looks = LevelLooks(load, Bars(dominated=bar, saturated=bar, alpha=0.005))
+        looks = LevelLooks(load, Bars(dominated=bar, saturated=bar))
         got = Case(kv_tokens=900_000).simulation(core).run(load, planned, deadline_s=deadline_s, looks=looks)
         assert looks.found is not None
-        assert len(got.records) == looks.found.requests == 50
+        assert len(got.records) == looks.found.requests < 200
         found.append((got, looks.found))
     assert found[0] == found[1]
 

@@ -19,7 +19,7 @@ from autotune.planning.plan import StudyPlan
 from autotune.planning.prior import has_physics
 from autotune.records import Config, EngineKind, LevelRole, Measurement, Trial
 from autotune.simulator.calibrate import UNCERTAINTIES, Calibration, calibrate
-from autotune.simulator.coefficients import Coefficients
+from autotune.simulator.coefficients import STUDIED, Coefficients
 from autotune.simulator.compiled import compiling
 from autotune.simulator.measured import MeasuredLoad, figures
 from autotune.store.calibrations import Origin, Place, StoredCalibration, load_calibration, save_calibration
@@ -70,12 +70,12 @@ class NodeCalibration:
         assert plan.cache_dir is not None  # `known` says both
         assert plan.vllm_version is not None
         place = Place(machine=machine, gpu=kinds.pop(), vllm=plan.vllm_version)
-        stored = load_calibration(plan.cache_dir, place, Coefficients())
+        stored = load_calibration(plan.cache_dir, place, STUDIED)
         return cls(plan=plan, folder=plan.cache_dir, place=place, stored=stored)
 
     @property
     def coefficients(self) -> Coefficients | None:
-        """What the prior begins with; None for the simulation's own."""
+        """What the prior begins with; None for what a study begins with where nothing is known."""
         return None if self.stored is None else self.stored.coefficients
 
     @property
@@ -117,7 +117,7 @@ class NodeCalibration:
         known = UNCERTAINTIES if before is None else before.uncertainties
         found = calibrate(
             loads,
-            Coefficients() if before is None else before.coefficients,
+            STUDIED if before is None else before.coefficients,
             uncertainties=known,
             seeds=1,
             rounds=ROUNDS,

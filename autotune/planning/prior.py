@@ -11,7 +11,7 @@ from autotune.records import Config, LoadLevel, LoadPlan, PlannedRequest
 from autotune.search.prior.completing import completing
 from autotune.search.prior.physical import PhysicalPrior
 from autotune.simulator.closed_form import Offered
-from autotune.simulator.coefficients import Coefficients
+from autotune.simulator.coefficients import STUDIED, Coefficients
 
 SAMPLER = "prior"
 """The sampler that asks for a prior."""
@@ -34,7 +34,8 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
 
     Args:
         load: the levels that its trials are driven with.
-        coefficients: calibrated on this node; the data sheets' where not given.
+        coefficients: calibrated on this node; where not given those that a study of an H200 showed, or of simulated
+            servers the simulation's own.
     """
     if plan.shape is None or not has_physics(plan):
         return None
@@ -63,7 +64,7 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
         fixed=(*plan.fixed, *plan.extra),
         vllm_version=plan.vllm_version,
         shapes=dict(plan.checkpoints),
-        coefficients=coefficients or Coefficients(),
+        coefficients=coefficients or (Coefficients() if plan.simulated else STUDIED),
         levels=levels,
     )
     seen = load.capacity_rps_per_gpu

@@ -17,6 +17,7 @@ from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOp
 from autotune.gate_session import GateRequest, verify_trial
 from autotune.load.arrival_windows import WindowRule
 from autotune.promote.history import Entry
+from autotune.promote.parameters import without_secrets_and_place
 from autotune.promote.rendering import gate_summary
 from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
 from autotune.report.view import StudyView
@@ -131,11 +132,17 @@ def _unlike(store: Store, current: Entry, record: GateRecord) -> tuple[str, ...]
     version = (record.vllm_version or "").partition("+")[0]
     if promotion.version_measured and version and version != promotion.vllm_version.partition("+")[0]:
         doubts.append(f"{current.label} runs vLLM {promotion.vllm_version}, and was launched here with {version}")
-    words = [tuple(store.study(study).spec.get("extra_args", ())) for study in (promotion.study, record.study)]
+    words = [_extra(store, study) for study in (promotion.study, record.study)]
     if words[0] != words[1]:
-        was, now = (" ".join(map(str, found)) or "nothing" for found in words)
+        was, now = (" ".join(found) or "nothing" for found in words)
         doubts.append(f"{current.label} was rendered with {was} after `--`, and was launched here with {now}")
     return tuple(doubts)
+
+
+def _extra(store: Store, study: str) -> tuple[str, ...]:
+    """What a study has after `--`, without secrets."""
+    words = tuple(str(word) for word in store.study(study).spec.get("extra_args", ()))
+    return without_secrets_and_place(words)[0]
 
 
 def _promoted(store: Store, current: Entry) -> GateSide:

@@ -60,6 +60,6 @@ def test_what_runs_today_may_have_been_launched_otherwise() -> None:
     same = replace(RECORD, vllm_version="0.31.0+cu129")
     assert _unlike(Studies(), PROMOTED, same) == ()
     other = replace(RECORD, vllm_version="0.32.0")
-    version, flags = _unlike(Studies({"old": ["--trust-remote-code"]}), PROMOTED, other)
+    version, flags = _unlike(Studies({"old": ["--trust-remote-code", "--api-key", "s3cret"]}), PROMOTED, other)
     assert version == "prod@2 runs vLLM 0.31.0, and was launched here with 0.32.0"
     assert flags == "prod@2 was rendered with --trust-remote-code after `--`, and was launched here with nothing"

@@ -47,6 +47,10 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
     wanted = f"+{target.trials}" if target.more else str(target.trials or recipe.trials)
     repeats = f", then baseline and pick again {recipe.repeats}x" if recipe.repeats else ""
     limit = "" if recipe.max_time_s is None else f", at most {format_seconds(recipe.max_time_s)}"
+    if recipe.max_gpu_s is not None:
+        limit += f", at most {recipe.max_gpu_s / 3600:g} GPU hours"
+    if recipe.min_gain is not None:
+        limit += f", while a gain of {recipe.min_gain:.3g} is expected"
     lines.append(f"  budget     {wanted} trials{limit} with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
     lines.append(f"  objective  {_objective(plan)}")
     return tuple(map(printable, lines))

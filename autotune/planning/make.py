@@ -63,6 +63,8 @@ def make_plan(
     """
     check_sampler(recipe.sampler)
     node, engine, notes = _choose_engine(recipe, here)
+    if recipe.max_gpu_s is not None and not node.gpus:
+        raise InvalidOption("--max-gpu-hours", f"{recipe.max_gpu_s / 3600:g}", "a node with GPUs: there are none here")
     shape, shape_notes = _shape(recipe.model, here, engine)
     workload = _workload(recipe, here)
     sent = _sample(workload)

@@ -59,6 +59,17 @@ def plan_of(here: Surroundings, **values: Any) -> StudyPlan:
     return make_plan(recipe(**values), here)
 
 
+def test_gpu_hours_need_gpus(tmp_path: Path) -> None:
+    here = Surroundings(
+        environ={}, home=tmp_path, probe=None, shm_bytes=None, has_kfd=False, cache_dir=tmp_path / "cache"
+    )
+    recipe = Recipe(
+        name="s", model="meta-llama/Llama-3.1-8B", workload="tiny", engine=EngineChoice.PROCESS, max_gpu_s=60.0
+    )
+    with pytest.raises(InvalidOption, match="a node with GPUs"):
+        make_plan(recipe, here)
+
+
 def test_without_a_gpu_the_default_node_is_simulated_and_said(here: Surroundings) -> None:
     plan = plan_of(here)
     assert plan.engine is EngineKind.SIMULATED

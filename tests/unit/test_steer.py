@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import psutil
@@ -52,6 +53,18 @@ def test_a_tuner_of_another_user_cannot_be_stopped(places: Places, monkeypatch: 
     me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
     with places.folder("s").locked(me), pytest.raises(StudyBusy, match="another user"):
         steer.stop("s", wait_s=0.0, studies_dir=places.root)
+
+
+@pytest.mark.parametrize(("now", "signals"), [(False, 1), (True, 2)])
+def test_a_study_is_asked_once_to_finish_and_twice_to_end_now(
+    places: Places, monkeypatch: pytest.MonkeyPatch, now: bool, signals: int
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _pid, number: sent.append(number))  # it would end the test itself
+    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
+    with places.folder("s").locked(me), pytest.raises(StudyBusy, match="still finishing what it measures"):
+        steer.stop("s", wait_s=0.0, now=now, studies_dir=places.root)
+    assert sent == [signal.SIGTERM] * signals
 
 
 def test_the_list_counts_what_counts_against_the_trials(places: Places, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ _LEGEND = (
 )
 
 _PRIOR = {
-    PriorUse.NONE: "nothing was known beforehand of this model on this GPU: the trials alone speak",
+    PriorUse.NONE: "no physics (unknown model or GPU, or a study that did not store its load): the trials alone speak",
     PriorUse.USED: "what physics expect, corrected by the trials",
     PriorUse.PARTLY: "what physics expect is used for one objective; trials contradict it in the other: ",
     PriorUse.CONTRADICTED: "trials contradict what physics expect, so the trials alone speak",

@@ -59,7 +59,7 @@ def production(folder: Path, script: Path, port: int, **variables: str) -> Itera
             start_new_session=True,
         )
     try:
-        wait_for(lambda: b"Application startup complete" in log.read_bytes(), "production")
+        wait_for(lambda: b"Application startup complete" in log.read_bytes(), "production", 60)
         yield f"http://127.0.0.1:{port}"
     finally:
         with suppress(ProcessLookupError):

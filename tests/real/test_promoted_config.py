@@ -29,6 +29,8 @@ MORE: dict[str, tuple[Value, ...]] = {
     **{name: (text,) for name, text in JSON_FLAGS.items()},
     "disable-log-stats": (True, False),
     "enable-chunked-prefill": (True, False),
+    "max-model-len": (8192, 32768),
+    "quantization": ("fp8",),
     "served-model-name": ("no", "1e3", "it's: a # name"),
     "seed": (0, -1),
 }

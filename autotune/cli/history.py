@@ -60,13 +60,17 @@ def promotions(
 
     if git is not None and name is None:
         raise InvalidOption("--git", str(git), "together with the name of a deployment")
-    with opened(places_of(studies_dir, storage), name or "", kind="promotion") as store:
-        history = history_of(store)
-        shown = history
-        if name is not None:
-            latest = named(history, name)
-            shown = tuple(entry for entry in history if entry.promotion.name == latest.promotion.name)
-            made = commit(store, latest, git, overwrite=overwrite) if git is not None else ()
+    places = places_of(studies_dir, storage)
+    shown: tuple[Entry, ...] = ()
+    history: tuple[Entry, ...] = ()
+    # Like a database without promotions: none at all is no error where all are asked for.
+    if name is not None or places.storage is not None or Path(places.database).exists():
+        with opened(places, name or "", kind="promotion") as store:
+            history = shown = history_of(store)
+            if name is not None:
+                latest = named(history, name)
+                shown = tuple(entry for entry in history if entry.promotion.name == latest.promotion.name)
+                made = commit(store, latest, git, overwrite=overwrite) if git is not None else ()
     current = frozenset(entry.label for entry in current_of(history))
     if as_json:
         typer.echo(json.dumps(history_document(shown, current), indent=2))

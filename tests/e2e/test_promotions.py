@@ -94,6 +94,7 @@ def test_no_promotion_yet(tmp_path: Path) -> None:
     ended = run(tmp_path, "promotions", "prod-chat")
     assert ended.code == ExitCode.UNKNOWN_PROMOTION
     assert "no database" in ended.err
+    assert "Nothing was promoted yet" in good(tmp_path, "promotions").out
 
 
 GATED = ("promote", "s", "--trial", "1", "--target", "shell", "--out", "gated", "--name", "gated", "--allow-simulated")

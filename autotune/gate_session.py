@@ -27,6 +27,7 @@ from autotune.engine.reaping import reap
 from autotune.errors import Interrupted, NotPromotable, StorageError, UnknownName
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
+from autotune.node.probe import cpu_node, detect_node
 from autotune.planning import StudyPlan, Surroundings
 from autotune.planning.stored import stored_plan
 from autotune.quality import PromptSet, load_prompts, lossy_changes
@@ -93,7 +94,9 @@ def verify_trial(
         )
     recipe = replace(stored.plan.recipe, extra_args=tuple(str(word) for word in study.spec.get("extra_args", ())))
     plan = replace(stored.plan, recipe=recipe, pick_rule=asked_rule(study.spec, None))
+    studied_on = plan.vllm_version
     plan = _with_command(plan, study.spec.get("command", ()), request, here)
+    doubts = (*stored.doubts, *other_than_studied(plan, studied_on, here))
     slo = asked_slo(study.spec, request.slo)
     candidate = _side(plan, trials, _trial(trials, request), slo)
     against = _against(plan, trials, request, slo)
@@ -101,7 +104,7 @@ def verify_trial(
     with folder.locked(LockHolder(pid=os.getpid(), started=psutil.Process().create_time())):
         _reap_left_over(folder, observer)
         seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
-        order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=stored.doubts, trials=trials)
+        order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=doubts, trials=trials)
         return _run(plan, order, here, observer)
 
 
@@ -141,7 +144,7 @@ def _order(
         stall_deadline_s=recipe.stall_deadline_s,
         level_deadline_s=recipe.level_deadline_s,
         lossy=lossy_changes(candidate.config, against.config, plan.lossy | {MODEL})
-        if _same_model(candidate.model, against.model)
+        if same_model(candidate.model, against.model)
         else (f"model={candidate.model}",),
         prompts=_prompts(plan),
         thresholds=recipe.quality.thresholds,
@@ -184,6 +187,18 @@ def _with_command(plan: StudyPlan, words: Sequence[object], request: GateRequest
     return replace(plan, command=command, accepted=accepted, vllm_version=version or plan.vllm_version)
 
 
+def other_than_studied(plan: StudyPlan, version: str | None, here: Surroundings) -> tuple[str, ...]:
+    """In what this machine and its vLLM are not those that the study's figures are of, one sentence each."""
+    if plan.engine is EngineKind.SIMULATED:
+        return ()
+    found = detect_node(here.probe, here.environ, shm_bytes=here.shm_bytes, has_kfd=here.has_kfd)
+    name = (found or cpu_node()).name
+    doubts = [] if name == plan.node.name else [f"the study ran on {plan.node.name}, and this is {name}"]
+    if version is not None and plan.vllm_version != version:
+        doubts.append(f"the study ran vLLM {version}, and this is {plan.vllm_version or 'of an unknown version'}")
+    return tuple(doubts)
+
+
 def _trial(trials: Sequence[Trial], request: GateRequest) -> Trial:
     found = next((trial for trial in trials if trial.number == request.trial), None)
     if found is None:
@@ -207,7 +222,7 @@ def _against(plan: StudyPlan, trials: Sequence[Trial], request: GateRequest, slo
             for trial in trials
             if trial.measured
             and trial.config.hash == given.config.hash
-            and _same_model(plan.model_of(trial.config), given.model)
+            and same_model(plan.model_of(trial.config), given.model)
         ),
         None,
     )
@@ -238,7 +253,7 @@ def _side(plan: StudyPlan, trials: Sequence[Trial], trial: Trial, slo: Slo | Non
     )
 
 
-def _same_model(one: str, other: str) -> bool:
+def same_model(one: str, other: str) -> bool:
     """Whether two names serve the same: a promotion names a folder by its whole path, a study as it was typed."""
     paths = [Path(name).expanduser() for name in (one, other)]
     return one == other or (all(path.is_dir() for path in paths) and paths[0].resolve() == paths[1].resolve())

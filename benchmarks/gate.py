@@ -230,7 +230,7 @@ def table(cells: list[dict[str, Any]], launches: int, pairs: int) -> Iterator[st
         good = sum(rate >= LEAST_FOUND for rate in rates)
         yield (
             f"{truth.name} found: {min(rates):.1%} to {max(rates):.1%}; goal {LEAST_FOUND:.0%}: "
-            f"{_met(good == len(rates))} in {good} of {len(rates)} kinds of noise"
+            f"{_met(good == len(rates))} (reached in {good} of {len(rates)} kinds of noise)"
         )
 
 

@@ -40,7 +40,7 @@ class Notices:
         url: http or https; the summary is POSTed to it as JSON. None for none.
     """
 
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = field(default=(), repr=False)
     url: str | None = field(default=None, repr=False)
 
 

@@ -147,7 +147,7 @@ class Recipe:
     max_time_s: float | None = None
     max_gpu_s: float | None = None
     min_gain: float | None = None
-    notify_command: tuple[str, ...] = ()
+    notify_command: tuple[str, ...] = field(default=(), repr=False)
     notify_url: str | None = field(default=None, repr=False)
     repeats: int = 1
     sampler: str = "prior"
@@ -285,7 +285,8 @@ def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
         found = inner.get(str(first["loc"][0]), _StudyFile) if len(first["loc"]) > 1 else _StudyFile
         fields = found.model_fields
         return InvalidFile(str(path), key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
-    return InvalidFile(str(path), key, first.get("input"), first["msg"])
+    seen = "(not shown)" if key.startswith("notify_") else first.get("input")
+    return InvalidFile(str(path), key, seen, first["msg"])
 
 
 _CONVERTED = frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def study(
     as_json: Json = False,
 ) -> None:
     """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
+    os.environ.pop("AUTOTUNE_NOTIFY_URL", None)  # a secret that no server, and nothing else that is started, needs
     count, more = asked.trials_of(trials)
     arguments = asked.arguments(
         model=model,

@@ -84,7 +84,8 @@ class DriveOptions:
         transport: what carries the requests; None for the quickest that can.
         workers: processes that carry the level, each on a core of its own; None for as many as its chunks need and
             cores are free. With more than one, the prompts of a level are copied to them.
-        looks: end an open loop; None for those of a level that may grow.
+        looks: end an open loop; None for those of a level that may grow. None are taken at a level that needs several
+            processes: carrying it is worth more than ending it early.
         stream_chunks_s: chunks per second that one stream of a closed loop is expected to bring; decides `workers`.
     """
 
@@ -203,7 +204,7 @@ def _workers(level: LoadLevel, requests: Sequence[PlannedRequest], options: Driv
 
     One where its end is decided by what all of it shows (growing.py), and where the clock is the caller's own.
     """
-    if options.looks is not None or growth_of(level) is not None or options.clock is not time.perf_counter:
+    if growth_of(level) is not None or options.clock is not time.perf_counter:
         return 1
     if options.workers is not None:
         return options.workers

@@ -14,9 +14,9 @@ import pytest
 
 from autotune import notify as module
 from autotune import webhook_url
-from autotune.errors import InvalidOption
+from autotune.errors import InvalidFile, InvalidOption
 from autotune.notify import Notices, notify
-from autotune.recipe import Recipe, compose, parse_command
+from autotune.recipe import Recipe, compose, parse_command, read_study_file
 
 SUMMARY = {"study": "s", "ended_by": "trials", "front": [1, 2], "text": "ü"}
 SECRET = "T0p-S3cret"
@@ -136,7 +136,15 @@ def test_what_is_no_url_is_refused_before_a_study_and_not_shown(url: str) -> Non
 def test_a_url_shows_no_more_than_where_it_leads() -> None:
     assert webhook_url.shown(f"https://u:{SECRET}@[::1]:8443/{SECRET}?{SECRET}#{SECRET}") == "https://[::1]:8443"
     url = f"https://hooks.example/{SECRET}"
-    assert SECRET not in repr(Recipe(name="n", model="m", notify_url=url)) + repr(Notices(url=url))
+    recipe = Recipe(name="n", model="m", notify_url=url, notify_command=("curl", url))
+    assert SECRET not in repr(recipe) + repr(Notices(url=url, command=("curl", url)))
+
+
+def test_a_study_file_with_a_wrong_word_does_not_show_it(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(f"notify_command: curl https://hooks.example/{SECRET}\n")
+    with pytest.raises(InvalidFile, match="notify_command") as refused:
+        read_study_file(tmp_path / "s.yaml")
+    assert SECRET not in str(refused.value)
 
 
 def test_commands_are_split_as_a_shell_would_and_run_by_none() -> None:

@@ -23,6 +23,7 @@ import argparse
 import importlib
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -72,7 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(f"kept: {root}", file=sys.stderr)
     document = summary(args.seed, reports, missing=len(numbers) - len(reports))
-    document |= {"seconds": round(time.monotonic() - begun, 1), "healthy_start_s": round(pace.start_s, 2)}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    document |= {
+        "seconds": round(time.monotonic() - begun, 1),
+        "cpu_s": round(used.ru_utime + used.ru_stime, 1),
+        "healthy_start_s": round(pace.start_s, 2),
+    }
     print(json.dumps(document, indent=2) if args.json else as_text(document))
     return 1 if any(document[name] for name in VIOLATIONS) else 0
 
@@ -164,7 +170,9 @@ def summary(seed: int, reports: Sequence[Report], *, missing: int = 0) -> dict[s
 
 def as_text(document: dict[str, Any]) -> str:
     """The table."""
-    head = f"{document['rounds']} rounds, seed {document['seed']}, {document['seconds']} s"
+    head = (
+        f"{document['rounds']} rounds, seed {document['seed']}, {document['seconds']} s ({document['cpu_s']} s of CPU)"
+    )
     lines = [
         f"{head}; the slowest took {document['slowest_round_s']} s, a healthy start {document['healthy_start_s']} s"
     ]

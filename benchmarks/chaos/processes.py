@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+PR_SET_PDEATHSIG = 1
 
 MARK = "AUTOTUNE_CHAOS"
 """In the environment of everything that a round starts."""
@@ -29,6 +32,7 @@ def fork_tuner(folder: Path, words: Sequence[str], environ: Mapping[str, str], o
         return pid
     status = 70
     try:
+        _end_with_parent(signal.SIGTERM)
         os.setsid()
         os.chdir(folder)
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
@@ -41,6 +45,11 @@ def fork_tuner(folder: Path, words: Sequence[str], environ: Mapping[str, str], o
         status = _command(words)
     finally:
         os._exit(status)
+
+
+def _end_with_parent(signum: signal.Signals) -> None:
+    """So that a harness that is ended leaves no tuner and no stranger either."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
 
 
 def _command(words: Sequence[str]) -> int:
@@ -77,13 +86,8 @@ class Strangers:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(door))
         listener.listen(16)
-        self.pids = (_forked(lambda: _steal(listener)), self._engine())
+        self.pids = (_forked(lambda: _steal(listener)), _forked(_become_engine))
         listener.close()
-
-    @staticmethod
-    def _engine() -> int:
-        environ = {"PATH": os.environ.get("PATH", os.defpath)}
-        return os.posix_spawn("/bin/sleep", ["VLLM::EngineCore", "3600"], environ, setsid=True)
 
     def hit(self) -> int:
         """How many of them are gone, which nobody had the right to end."""
@@ -97,13 +101,18 @@ class Strangers:
                 os.waitpid(pid, 0)
 
 
-def _forked(work: object) -> int:
+def _become_engine() -> NoReturn:
+    environ = {"PATH": os.environ.get("PATH", os.defpath)}
+    os.execve("/bin/sleep", ["VLLM::EngineCore", "900"], environ)  # noqa: S606  # without a shell, as it should be
+
+
+def _forked(work: Callable[[], NoReturn]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
+            _end_with_parent(signal.SIGKILL)
             os.setsid()
             os.chdir("/")
-            assert callable(work)
             work()
         finally:
             os._exit(0)

@@ -10,7 +10,7 @@ import pytest
 from report_cases import measured, study
 
 from autotune.records import Config, Estimate, Quality, QualityState, Trial
-from autotune.report import trials_csv
+from autotune.report.csv_view import trials_csv
 from autotune.report.detail import trial_detail
 from autotune.report.json_view import show_document, study_document
 from autotune.report.quality_text import quality_cell, quality_of

@@ -13,25 +13,28 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from autotune.cli.surroundings import surroundings
+from autotune.engine.flags import SECRET_FLAGS
 from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
 from autotune.gate_session import GateRequest, verify_trial
 from autotune.load.arrival_windows import WindowRule
 from autotune.promote.history import Entry
-from autotune.promote.parameters import without_secrets_and_place
+from autotune.promote.parameters import PLACE_FLAGS, without_secrets_and_place
 from autotune.promote.rendering import gate_summary
 from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.store.codec import encode
 from autotune.store.places import Places
+from autotune.verification import MOST_LAUNCHES
 from autotune.yaml_input import existing_file, read_yaml
 
 if TYPE_CHECKING:
     from autotune.store.repository import Store
 
 CURRENT, BASELINE = "current", "baseline"
-PLACE_KEYS = frozenset({"host", "port", "shutdown-timeout"})
-"""Of a `--config` file: where a server listens and how it stops are no part of what is verified."""
+LEFT_OUT = PLACE_FLAGS | SECRET_FLAGS.keys() | {"shutdown-timeout"}
+"""Of a `--config` file: where a server listens and how it stops are no part of what is verified, and what is verified
+is stored, which no secret is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,15 @@ def verified(
         )
     raise GateInconclusive(
         f"the gate could not decide, and nothing was rendered: {record.reason}",
-        hint=f"More launches may tell: --gate-launches {2 * asked.launches}.{where}",
+        hint=f"{_more(asked.launches)}{where}",
     )
+
+
+def _more(launches: int) -> str:
+    """What may decide where so many launches did not."""
+    if launches >= MOST_LAUNCHES:
+        return "There are no more launches to be had: what is not seen by so many is hardly there."
+    return f"More launches may tell: --gate-launches {min(2 * launches, MOST_LAUNCHES)}."
 
 
 def _candidate(view: StudyView, trial: Trial) -> GateSide:
@@ -139,6 +149,18 @@ def _unlike(store: Store, current: Entry, record: GateRecord) -> tuple[str, ...]
     return tuple(doubts)
 
 
+def overtaken(gate: GateRecord, before: Entry | None, now: Entry | None) -> GateRecord:
+    """The record, with a doubt where somebody promoted under the same name while the launches were made.
+
+    Args:
+        before, now: what ran when the verification began, and what runs at its end.
+    """
+    if now is None or gate.verdict is GateVerdict.SKIPPED or (before is not None and before.version == now.version):
+        return gate
+    doubt = f"{now.label} was promoted meanwhile: nobody verified this config against it"
+    return replace(gate, doubts=(*gate.doubts, doubt))
+
+
 def _extra(store: Store, study: str) -> tuple[str, ...]:
     """What a study has after `--`, without secrets."""
     words = tuple(str(word) for word in store.study(study).spec.get("extra_args", ()))
@@ -172,7 +194,7 @@ def side_of_file(path: Path, model: str) -> GateSide:
         name = key.replace("_", "-")
         if value is True and name.startswith("no-"):
             values[name.removeprefix("no-")] = False
-        elif name not in PLACE_KEYS:
+        elif name not in LEFT_OUT:
             values[name] = value
     served = str(values.pop("model", model))
     sizes = [values.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]

@@ -92,13 +92,11 @@ def promote(
     as_json: Json = False,
 ) -> None:
     """Verify the pick (or a trial), render it for production and record it in the history."""
-    from autotune.cli.gate import GateAsked, verified
-    from autotune.cli.history import history_of
+    from autotune.cli.gate import GateAsked, overtaken, verified
     from autotune.cli.stores import opened
     from autotune.cli.views import view_of
     from autotune.promote import deployment_from, render
     from autotune.promote.git_folder import check_folder
-    from autotune.promote.history import current_of
     from autotune.promote.writing import check_files
     from autotune.recipe import parse_gpus
 
@@ -140,7 +138,7 @@ def promote(
         check_files(render(deployed(None), wanted.targets), wanted.out, deployment=name or study, overwrite=overwrite)
         if git is not None:
             check_folder(git)
-        current = next((one for one in current_of(history_of(store)) if one.promotion.name == (name or study)), None)
+        current = _current(store, name or study)
         asked = GateAsked(
             skip=skip_gate,
             against=against,
@@ -150,8 +148,17 @@ def promote(
             vllm_command=vllm_command,
         )
         gate = verified(asked, store, places, view, chosen, current)
+        gate = overtaken(gate, current, _current(store, name or study))
         entry, paths = _record(store, chosen, deployed(gate), wanted, slo=str(view.slo) if view.slo else None)
     _report(entry, paths, as_json=as_json)
+
+
+def _current(store: Store, name: str) -> Entry | None:
+    """What runs under a name, as far as the history says; None where nothing was promoted under it."""
+    from autotune.cli.history import history_of
+    from autotune.promote.history import current_of
+
+    return next((one for one in current_of(history_of(store)) if one.promotion.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """A running server held against what was promoted: its settings, what its users send, what it promised. Pure.
 
 A finding is only made of what is sure: a figure of the interval that was watched counts as drifted when its whole 95 %
-interval lies outside what was promoted for, and an SLO as breached when the lower bound of the quantile does. What a
-server does not show is told as not seen, and never taken for good.
+interval lies outside what was promoted for, and an SLO as breached when the lower bound of the quantile or of the share
+of failed requests does. What a server does not show is told as not seen, and never taken for good.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ PREEMPTED_SHARE = 0.05
 """Of the requests, as the gate has it; a few preemptions are fine, steady ones are not."""
 
 CAPACITY_FACTOR = 1.1
+_Z95 = 1.959963984540054
 LEAST_REQUESTS = 20
 """That have to end before lengths and times are judged."""
 
@@ -232,17 +233,15 @@ def _workload(promotion: Promotion, seen: Observation, notes: _Notes) -> None:
         off = rate.low is not None and rate.low > promotion.rate_rps_per_gpu * RATE_FACTOR
         said = f"at most {promotion.rate_rps_per_gpu:.3g}"
         _figure(notes, "requests/s per GPU", said, _interval(rate, lambda value: f"{value:.3g}"), off)
-    if promotion.prefix_hit_share is not None and seen.hit_share is not None and _enough(seen.prompt):
-        off = abs(seen.hit_share - promotion.prefix_hit_share) > HIT_DIFFERENCE
-        _figure(
-            notes,
-            "prefix cache hits",
-            f"{promotion.prefix_hit_share:.0%}",
-            f"{seen.hit_share:.0%} of prompt tokens",
-            off,
-        )
+    prompts = seen.prompt.count if seen.prompt is not None else 0
+    if promotion.prefix_hit_share is not None and seen.hit_share is not None and prompts >= LEAST_REQUESTS:
+        # By requests, not by tokens: those of one prompt hit or miss together.
+        hits = share_estimate(seen.hit_share, prompts)
+        off = _outside(hits, promotion.prefix_hit_share - HIT_DIFFERENCE, promotion.prefix_hit_share + HIT_DIFFERENCE)
+        said = f"{_interval(hits, lambda value: f'{value:.0%}')} of prompt tokens"
+        _figure(notes, "prefix cache hits", f"{promotion.prefix_hit_share:.0%}", said, off)
     if seen.preemptions is not None and seen.ended and seen.ended >= LEAST_REQUESTS:
-        off = seen.preemptions > PREEMPTED_SHARE * seen.ended
+        off = _least_count(seen.preemptions) > PREEMPTED_SHARE * seen.ended
         _figure(
             notes, "preemptions", f"at most {PREEMPTED_SHARE:.0%}", f"{seen.preemptions} in {seen.ended} requests", off
         )
@@ -259,8 +258,17 @@ def _outside(figure: Estimate, low: float, high: float) -> bool:
     return (figure.low is not None and figure.low > high) or (figure.high is not None and figure.high < low)
 
 
-def _enough(found: Histogram | None) -> bool:
-    return found is not None and found.count >= LEAST_REQUESTS
+def share_estimate(share: float, count: int) -> Estimate:
+    """A share of `count` observations with its 95 % interval (Wilson, 1927), which holds at 0 and 1 as well."""
+    square = _Z95**2 / count
+    middle = (share + square / 2) / (1 + square)
+    half = _Z95 / (1 + square) * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    return Estimate(value=share, low=max(0.0, middle - half), high=min(1.0, middle + half))
+
+
+def _least_count(count: int) -> float:
+    """What so many events show at least, at 95 %, of how many were to be expected (Anscombe, 1948)."""
+    return max(0.0, math.sqrt(count) - _Z95 / 2) ** 2
 
 
 def _few(found: Histogram | None) -> str:
@@ -304,11 +312,15 @@ def _times(seen: Observation) -> dict[str, Histogram | None]:
 def _errors(limit: Limit, seen: Observation, notes: _Notes) -> None:
     if seen.failed_share is None or seen.ended is None or seen.ended < LEAST_REQUESTS:
         notes.unseen.append(f"{limit.metric}: {seen.ended or 0} requests ended, and {LEAST_REQUESTS} are needed")
-    elif seen.failed_share > limit.bound:
-        found = f"{seen.failed_share:.2%} of {seen.ended} requests ended in an error or were given up"
+        return
+    found = f"{seen.failed_share:.2%} of {seen.ended} requests ended in an error or were given up"
+    low = share_estimate(seen.failed_share, seen.ended).low
+    if seen.failed_share <= limit.bound:
+        notes.same.append(f"{limit} holds: {seen.failed_share:.2%} of {seen.ended} requests")
+    elif low is not None and low > limit.bound:
         notes.found(FindingKind.SLO_BREACH, str(limit.metric), str(limit), found)
     else:
-        notes.same.append(f"{limit} holds: {seen.failed_share:.2%} of {seen.ended} requests")
+        notes.unseen.append(f"{limit}: {found}; these are too few requests to tell")
 
 
 def _interval(figure: Estimate, pretty: Callable[[float], str]) -> str:

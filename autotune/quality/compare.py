@@ -118,7 +118,7 @@ def _of(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 
 def _judged(made: Quality, thresholds: QualityThresholds) -> tuple[QualityState, str]:
-    """By the end of each interval that is on the bad side."""
+    """By the end of each interval that is on the bad side; what is no number is on the bad side of every bound."""
     lost, unsure, said = [], [], []
     for name, sign in (("perplexity_ratio", 1), ("logprob_gap", 1), ("agreement", -1)):
         one: Estimate = getattr(made, name)
@@ -127,9 +127,9 @@ def _judged(made: Quality, thresholds: QualityThresholds) -> tuple[QualityState,
         best = one.low if sign > 0 else one.high
         words = f"{name.replace('_', ' ')} {one.value:.4g} ({'at most' if sign > 0 else 'at least'} {bound:g})"
         said.append(words)
-        if sign * (one.value if best is None else best) > sign * bound:
+        if not sign * (one.value if best is None else best) <= sign * bound:
             lost.append(words)
-        elif sign * (one.value if worst is None else worst) > sign * bound:
+        elif not sign * (one.value if worst is None else worst) <= sign * bound:
             unsure.append(words)
     if lost:
         return QualityState.LOST, ", ".join(lost)

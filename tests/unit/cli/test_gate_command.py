@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.gate import _unlike, side_of_file
+from autotune.cli.gate import _more, _unlike, overtaken, side_of_file
 from autotune.errors import InvalidFile
 from autotune.promote import Entry, Promotion
-from autotune.records import Config, GateRecord, GateSide
+from autotune.records import Config, GateRecord, GateSide, GateVerdict
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SIDE = GateSide(label="trial 1", config=Config.of({}), model="m", gpus=1)
@@ -48,6 +48,18 @@ def test_a_file_of_flags_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
     assert side.config == Config.of({"enable-prefix-caching": False, "max-num-seqs": 64, "tensor-parallel-size": 2})
 
 
+def test_secrets_and_places_of_a_file_of_flags_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "today.yaml"
+    path.write_text("api-key: s3cret\nhf_token: s3cret\nuds: /run/vllm.sock\nhost: 0.0.0.0\nmax-num-seqs: 64\n")
+    assert side_of_file(path, "m").config == Config.of({"max-num-seqs": 64})
+
+
+def test_no_more_launches_are_advised_than_there_may_be() -> None:
+    assert "--gate-launches 8." in _more(4)
+    assert "--gate-launches 40." in _more(30)
+    assert "--gate-launches" not in _more(40)
+
+
 @pytest.mark.parametrize("text", ["", "- a\n", "a: {b: 1}\n", "a: null\n", "1: 2\n"])
 def test_what_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
@@ -63,3 +75,13 @@ def test_what_runs_today_may_have_been_launched_otherwise() -> None:
     version, flags = _unlike(Studies({"old": ["--trust-remote-code", "--api-key", "s3cret"]}), PROMOTED, other)
     assert version == "prod@2 runs vLLM 0.31.0, and was launched here with 0.32.0"
     assert flags == "prod@2 was rendered with --trust-remote-code after `--`, and was launched here with nothing"
+
+
+def test_a_promotion_that_came_in_between_is_a_doubt() -> None:
+    passed = replace(RECORD, verdict=GateVerdict.PASSED)
+    later = replace(PROMOTED, version=3)
+    assert overtaken(passed, None, None) == overtaken(passed, PROMOTED, PROMOTED) == passed
+    for before in (None, PROMOTED):
+        (doubt,) = overtaken(passed, before, later).doubts
+        assert doubt == "prod@3 was promoted meanwhile: nobody verified this config against it"
+    assert overtaken(RECORD, None, later) == RECORD  # skipped: nothing was verified at all

@@ -11,7 +11,7 @@ from promote_cases import deployment, trial
 from autotune.engine.histograms import Histogram
 from autotune.engine.observed import Observation
 from autotune.promote import Offered, Promotion, serve_argv
-from autotune.promote.drift import Checked, FindingKind, Shown, check, remedies
+from autotune.promote.drift import Checked, FindingKind, Shown, check, remedies, share_estimate
 from autotune.records import Estimate, ServerFacts, Slo
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -168,6 +168,8 @@ def test_users_that_send_something_else(changes: dict[str, Any], what: str) -> N
         {"prompt": lengths(600.0)},  # within a factor of 1.25
         {"prompt": lengths(5000.0, count=19)},  # too few to tell
         {"rate_rps": Estimate(value=0.1, low=0.05, high=0.2)},  # night
+        {"hit_share": 0.3, "prompt": lengths(500.0, count=20)},  # 20 points, by 20 requests
+        {"ended": 20, "preemptions": 2},
         {"prompt": None, "output": None, "rate_rps": None, "hit_share": None, "preemptions": None},
     ],
 )
@@ -187,8 +189,32 @@ def test_an_slo_is_breached_only_where_that_is_sure() -> None:
 
 
 def test_failed_requests_breach_a_limit_of_theirs() -> None:
-    checked = check(promotion(), SHOWN, seen(failed_share=0.02), Slo.of(error_rate=0.01))
+    checked = check(promotion(), SHOWN, seen(failed_share=0.05), Slo.of(error_rate=0.01))
     assert found(checked) == {"error_rate": FindingKind.SLO_BREACH}
+    one = check(promotion(), SHOWN, seen(failed_share=1 / 240), Slo.of(error_rate=0.0))  # none are allowed, one did
+    assert found(one) == {"error_rate": FindingKind.SLO_BREACH}
+
+
+def test_few_failures_among_few_requests_do_not_breach_a_limit() -> None:
+    # With 1 % failing as is allowed, one or more of 20 fail 18 times in a hundred looks.
+    few = check(promotion(), SHOWN, seen(ended=20, failed_share=0.05), Slo.of(error_rate=0.01))
+    assert few.findings == ()
+    assert any("too few requests to tell" in text for text in few.unseen)
+
+
+@pytest.mark.parametrize(
+    ("share", "count", "low", "high"),
+    # Newcombe (1998), Statistics in Medicine 17, table I, method 3.
+    [
+        (81 / 263, 263, 0.2553, 0.3662),
+        (15 / 148, 148, 0.0624, 0.1605),
+        (0.0, 20, 0.0, 0.1611),
+        (1 / 29, 29, 0.0061, 0.1718),
+    ],
+)
+def test_the_interval_of_a_share(share: float, count: int, low: float, high: float) -> None:
+    estimate = share_estimate(share, count)
+    assert (estimate.low, estimate.high) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
 def test_the_worst_comes_first_and_the_remedy_fits() -> None:

@@ -66,6 +66,13 @@ def test_a_threshold_is_judged_by_the_interval(thresholds, state):
     assert "gap 0.1" in found.why
 
 
+@pytest.mark.parametrize("count", [1, 10])
+def test_a_config_that_computes_no_numbers_is_lost(count):
+    reference = [answer(f"{place:03d}") for place in range(count)]
+    answers = [answer(f"{place:03d}", logprobs=(math.nan, -2.0)) for place in range(count)]
+    assert compared(reference, answers).state is QualityState.LOST
+
+
 def test_the_reference_again_stays_the_reference_however_it_differs():
     found = compared([answer()], [answer(greedy=("x",))], QualityThresholds(agreement=1.0), lossy=())
     assert found.state is QualityState.REFERENCE

@@ -32,6 +32,7 @@ from autotune.planning import StudyPlan, Surroundings
 from autotune.planning.stored import stored_plan
 from autotune.quality import PromptSet, load_prompts, lossy_changes
 from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Quality, QualityState, Slo, Trial
+from autotune.scheduling.seats import Seats
 from autotune.search.again import seed_of
 from autotune.search.asked import asked_rule, asked_slo
 from autotune.search.noise import run_noise
@@ -122,8 +123,8 @@ def _order(
     trials: Sequence[Trial],
 ) -> GateOrder:
     recipe = plan.recipe
-    most = max(candidate.gpus, against.gpus) if plan.node.gpus else 0
-    indices = plan.lease(most)
+    larger = max(candidate, against, key=lambda side: side.gpus)
+    indices = Seats(plan.node).whole(plan.demand_of(larger.config)).indices
     return GateOrder(
         study=recipe.name,
         study_seed=recipe.seed,

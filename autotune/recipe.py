@@ -34,6 +34,8 @@ AUTO_CHECKPOINTS = "auto"
 
 EXPECTING_SAMPLER = "prior"
 """The one that knows how much it expects of a proposal."""
+AUTO_PARALLEL, MOST_PARALLEL = 0, 64
+"""As a number of trials at once: as many as the node carries; and more than any node has GPUs."""
 
 
 class EngineChoice(StrEnum):
@@ -126,6 +128,7 @@ class Recipe:
         retry_pause_s: before a spoilt trial is launched again; doubled each time, up to a minute.
         stop_grace_s: what a server gets from TERM to KILL.
         gpu_busy_s: how long GPUs that somebody else uses are waited for; 0 stops the study at once, inf never does.
+        parallel: trials at once on the node; AUTO_PARALLEL for as many as it carries.
         starting_points: configs tried right after the baseline, before the sampler's own.
         quality: how it is seen whether configs that change numerics still answer alike.
     """
@@ -163,6 +166,7 @@ class Recipe:
     retry_pause_s: float = FIRST_PAUSE_S
     stop_grace_s: float = 20.0
     gpu_busy_s: float = math.inf
+    parallel: int = 1
     starting_points: tuple[Config, ...] = ()
     quality: QualityChoice = field(default_factory=QualityChoice)
 
@@ -252,6 +256,7 @@ class _StudyFile(BaseModel):
     attempts: Annotated[int, Field(ge=1, le=20)] | None = None
     retry_pause_s: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_S)] | None = None
     stop_grace_s: Annotated[float, Field(ge=0, le=600)] | None = None
+    parallel: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_PARALLEL)] | None = None
     gpu_busy: Annotated[str, Field(pattern=r"^(wait|stop|[0-9.dhms]{2,40})$"), AfterValidator(_check_busy)] | None = (
         None
     )
@@ -291,7 +296,7 @@ def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
 
 _CONVERTED = frozenset(
     {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points", "quality"}
-    | {"gpu_busy", "max_gpu_hours", "notify_command"}
+    | {"gpu_busy", "max_gpu_hours", "notify_command", "parallel"}
 )
 
 
@@ -315,6 +320,8 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
         values["gpus"] = tuple(parsed.gpus)
     if parsed.gpu_busy is not None:
         values["gpu_busy_s"] = parse_busy(parsed.gpu_busy, "gpu_busy")
+    if parsed.parallel is not None:
+        values["parallel"] = AUTO_PARALLEL if parsed.parallel == "auto" else parsed.parallel
     if parsed.extra_args is not None:
         values["extra_args"] = tuple(parsed.extra_args)
     if parsed.starting_points is not None:
@@ -500,6 +507,20 @@ def parse_share(text: str, option: str, *, least: float, most: float, off: bool 
         allowed = f"a share from {100 * least:g}% to {100 * most:g}%, with or without the sign"
         raise InvalidOption(option, text, f"off, or {allowed}" if off else allowed)
     return share
+
+
+def parse_parallel(text: str) -> int:
+    """`auto` or a number of trials at once.
+
+    Raises:
+        InvalidOption: neither.
+    """
+    word = text.strip()
+    if word == "auto":
+        return AUTO_PARALLEL
+    if not (word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= MOST_PARALLEL and len(word) <= 4):
+        raise InvalidOption("--parallel", text, f"auto, or a number from 1 to {MOST_PARALLEL}")
+    return int(word)
 
 
 def parse_load(text: str) -> LoadChoice:

@@ -30,6 +30,7 @@ from autotune.life import Event
 from autotune.load.loops import new_loop
 from autotune.load.tokenizing import find_tokenizer
 from autotune.node.leases import NodeLeases, lease_folder, this_process
+from autotune.node.machine import numa_cores, own_cores
 from autotune.node.probe import GpuProbe
 from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
@@ -37,6 +38,7 @@ from autotune.planning.calibration import NodeCalibration
 from autotune.planning.stored import kept_of
 from autotune.planning.weights import weights_wanted
 from autotune.records import ClockKind, EngineKind
+from autotune.scheduling.seats import CoreMap, Seats, bind_this_process
 from autotune.search.asked import asked_limits, asked_rule
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
@@ -46,6 +48,7 @@ from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState
 from autotune.study import StudyObserver, StudyRun
+from autotune.study_parallel import Floor, trials_at_once
 from autotune.trial_life import TrialLife
 
 
@@ -80,6 +83,13 @@ def run_study(
             fetch_all_weights(plan, observer)
             hold, guard = hold_of(plan, probe, observer.note)
             engine, clock, sleep = make_engine(plan, guard, hold)
+            floor = floor_of(plan, engine, probe)
+            if floor.most == 1 and plan.recipe.parallel != 1 and plan.node.gpu_count > 1:
+                observer.note(
+                    "one trial at a time: too few cores, or a server command without {gpus} (docs/parallel.md)"
+                )
+            if floor.most > 1:
+                observer.note(f"up to {floor.most} trials at once; baseline and finalists are measured alone")
             run = StudyRun(
                 plan=plan,
                 study=study,
@@ -100,6 +110,7 @@ def run_study(
                 calibration=NodeCalibration.of(plan, platform.node()),
                 hold=hold,
                 endings=Endings(observer.note),
+                floor=floor,
             )
             store.set_study_state(study.name, StudyState.RUNNING)
             with closing(hold):
@@ -222,6 +233,20 @@ def hold_of(plan: StudyPlan, probe: GpuProbe | None, tell: Callable[[str], None]
     return hold, guard
 
 
+def floor_of(plan: StudyPlan, engine: Engine, probe: GpuProbe | None) -> Floor:
+    """How the study's trials share the node."""
+    if isinstance(engine, SimulatedEngine):
+        return Floor(seats=Seats(plan.node), most=trials_at_once(plan, ()), turns=engine.time)
+    cores = own_cores()
+    most = trials_at_once(plan, cores)
+    if most == 1:
+        return Floor(seats=Seats(plan.node))
+    # Of a machine whose other GPUs another study may use, this study's trials get these GPUs' share.
+    count = len(probe.list_gpus()) if probe is not None else plan.node.gpu_count
+    where = CoreMap(allowed=cores, of_numa=numa_cores(), gpus=max(count, plan.node.gpu_count))
+    return Floor(seats=Seats(plan.node, where, node_leases(plan), bind_client=bind_this_process(cores)), most=most)
+
+
 def node_leases(plan: StudyPlan) -> NodeLeases:
     """What this tuner leases on this node for the study."""
     return NodeLeases(lease_folder(os.environ), this_process(plan.recipe.name))
@@ -241,10 +266,7 @@ def make_engine(
             fixed=plan.extra,
         )
 
-        async def wait(seconds: float) -> None:
-            simulated.advance(seconds)
-
-        return simulated, simulated.now, wait
+        return simulated, simulated.now, simulated.time.sleep
     assert plan.command is not None  # planning always finds one for real servers
     settings = ProcessSettings(
         command=plan.command,

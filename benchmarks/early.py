@@ -32,6 +32,7 @@ from autotune.load.records_file import level_path, read_records
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import ABANDON_CONFIDENCE, EngineChoice, Recipe
 from autotune.records import Config, LevelRole, LoadLevel, LoadPlan, Origin, Phase, Trial
+from autotune.scheduling.seats import Seats
 from autotune.store.repository import Store
 from autotune.trial import TrialOrder, run_trial
 from benchmarks.early_replay import Recorded, Replay, replayed, waited
@@ -223,7 +224,7 @@ def _order(
         launch=LaunchPlan(
             model=plan.model_of(config),
             config=config,
-            gpu_indices=plan.lease(gpus),
+            gpu_indices=Seats(plan.node).whole(plan.demand_of(config)).indices,
             extra_args=(),
             directory=directory,
             start_deadline_s=recipe.start_deadline_s,

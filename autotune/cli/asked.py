@@ -108,6 +108,13 @@ GpuBusy = Annotated[
         help="What to do while somebody else uses the GPUs: wait (default), stop, or wait so long, e.g. 30m.",
     ),
 ]
+Parallel = Annotated[
+    str | None,
+    typer.Option(
+        help="Trials at once where configs need fewer GPUs than the node has: auto, or a number; default 1. "
+        "Baseline and finalists are measured alone."
+    ),
+]
 ObjectiveName = Annotated[
     str | None,
     typer.Option(
@@ -127,6 +134,7 @@ def arguments(
     checkpoints: str | None,
     max_time: str | None,
     gpu_busy: str | None = None,
+    parallel: str | None = None,
     server_args: list[str] | None,
     abandon: str | None = None,
     max_gpu_hours: str | None = None,
@@ -150,6 +158,7 @@ def arguments(
         parse_gpus,
         parse_load,
         parse_names,
+        parse_parallel,
         parse_share,
         parse_time,
     )
@@ -169,6 +178,7 @@ def arguments(
         "notify_command": None if notify_command is None else parse_command(notify_command, "--notify-command"),
         "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
         "gpu_busy_s": None if gpu_busy is None else parse_busy(gpu_busy, "--gpu-busy"),
+        "parallel": None if parallel is None else parse_parallel(parallel),
         "extra_args": tuple(server_args) if server_args else None,
     }
 

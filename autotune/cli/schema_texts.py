@@ -34,6 +34,7 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "extra_args": "Flags of every launch, the baseline included, as a list of words.",
         "trials": "Trials to reach, the baseline included.",
         "gpu_busy": "While somebody else uses the GPUs: wait, stop, or wait so long, e.g. 30m.",
+        "parallel": "Trials at once on the node: auto, or a number; default 1.",
         "max_time_s": "Seconds that one run of the study may take, launches again included.",
         "max_gpu_hours": "Hours times GPUs used that the study may cost, all its runs together.",
         "min_gain": "The study ends when no config is expected to enlarge the front's hypervolume by this share.",

@@ -68,6 +68,7 @@ def study(
     ] = None,
     start_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds until a server must be ready.")] = None,
     gpu_busy: asked.GpuBusy = None,
+    parallel: asked.Parallel = None,
     level_deadline: Annotated[float | None, typer.Option(min=1, help="Seconds that one load level may take.")] = None,
     notify_command: Annotated[
         str | None,
@@ -111,6 +112,7 @@ def study(
         abandon=abandon,
         notify_command=notify_command,
         notify_url=notify_url,
+        parallel=parallel,
         repeats=repeats,
         sampler=sampler,
         seed=seed,
@@ -175,7 +177,6 @@ class _Watcher:
     plan: StudyPlan
     progress: ProgressView
     began: bool = False
-    number: int = 0
     baseline: Trial | None = None
 
     def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
@@ -191,9 +192,10 @@ class _Watcher:
             limit_s = None if simulated else self.plan.recipe.max_time_s
             began = StudyBegan(at_s=now, study=name, total=target, simulated=simulated, done=counted, limit_s=limit_s)
             self.progress.tell(began)
-        self.number = trial.number
-        repeat = trial.repeat_of is not None
-        if repeat:
+        repeat = trial.repeat_of is not None and trial.origin is not Origin.PROBE
+        if trial.origin is Origin.PROBE:
+            what = "the baseline beside others"
+        elif repeat:
             what = f"trial {trial.repeat_of} again"
         else:
             what = "baseline" if trial.number == 0 else "  ".join(self._new(changes(trial.config, self.baseline)))
@@ -203,10 +205,10 @@ class _Watcher:
         if trial.why and trial.origin is Origin.SAMPLER:
             self.note(f"trial {trial.number}: {trial.why}")
 
-    def phase(self, phase: Phase, detail: str) -> None:
+    def phase(self, phase: Phase, detail: str, *, number: int) -> None:
         from autotune.report.progress import PhaseBegan
 
-        self.progress.tell(PhaseBegan(at_s=time.monotonic(), number=self.number, phase=phase, detail=detail))
+        self.progress.tell(PhaseBegan(at_s=time.monotonic(), number=number, phase=phase, detail=detail))
 
     def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
         from autotune.report.progress import TrialEnded

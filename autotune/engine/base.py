@@ -36,6 +36,7 @@ class LaunchPlan:
         gpu_indices: physical GPU indices leased for this trial; empty on a CPU-only machine.
         extra_args: passed through to the server verbatim (what followed `--` on the command line).
         directory: the attempt's own folder; `server.log` is written there.
+        server_cores: CPUs that the server is bound to; empty for all.
         trial: number of the trial, the same for all its attempts; what a simulation seeds its noise with.
         start_deadline_s: readiness must be reached within this; milestones of progress do not extend it.
         stall_deadline_s: without a new milestone for this long the start counts as hung.
@@ -49,6 +50,7 @@ class LaunchPlan:
     start_deadline_s: float
     stall_deadline_s: float
     trial: int = 0
+    server_cores: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ Three kinds are told apart:
 * `vllm serve`, `python -m vllm.entrypoints.cli.main serve` and others that take the model as first positional argument;
 * `python -m vllm.entrypoints.openai.api_server`, which takes `--model` (builds whose console script is broken);
 * templates, recognised by `{port}` or `{model}`: a container, a wrapper. `{flags}` says where the flags go, else they
-  go last; `--host`, `--port` and `--model` are left to the template where it has the placeholder.
+  go last; `--host`, `--port` and `--model` are left to the template where it has the placeholder. `{gpus}` stands for
+  the indices of a launch's GPUs, separated by commas: a container does not get CUDA_VISIBLE_DEVICES by itself.
 """
 
 from __future__ import annotations
@@ -120,13 +121,21 @@ def resolve_command(command: VllmCommand, *, search_path: str | None = None) -> 
 
 
 def server_argv(
-    command: VllmCommand, *, model: str, flags: Sequence[str], host: str, port: int, extra: Sequence[str] = ()
+    command: VllmCommand,
+    *,
+    model: str,
+    flags: Sequence[str],
+    host: str,
+    port: int,
+    extra: Sequence[str] = (),
+    gpus: Sequence[int] = (),
 ) -> tuple[str, ...]:
     """The whole command line of one launch.
 
     Args:
         flags: the config as flags, e.g. ("--max-num-seqs", "64").
         extra: passed through verbatim, last, so that they win where vLLM lets the last one win.
+        gpus: for a template that asks for them.
 
     Raises:
         InvalidOption: `extra` names a flag of which the launch decides.
@@ -142,7 +151,7 @@ def server_argv(
         case CommandKind.API_SERVER:
             return (*command.words, "--model", model, *flags, *door, *extra)
         case CommandKind.TEMPLATE:
-            return _fill(command.words, model=model, host=host, port=port, flags=(*flags, *extra))
+            return _fill(command.words, model=model, host=host, port=port, flags=(*flags, *extra), gpus=gpus)
         case _:
             assert_never(command.kind)
 
@@ -155,7 +164,14 @@ def question_words(command: VllmCommand) -> tuple[str, ...]:
     if command.kind is not CommandKind.TEMPLATE:
         return command.words
     words = tuple(word for word in command.words if word != "{flags}")
-    return _fill(words, model="model", host="127.0.0.1", port=0, flags=())
+    return _fill(words, model="model", host="127.0.0.1", port=0, flags=(), gpus=(0,))
+
+
+def chooses_gpus(command: VllmCommand) -> bool:
+    """Whether a launch can be given GPUs of its own: a template must pass them on into its container."""
+    if command.kind is not CommandKind.TEMPLATE:
+        return True
+    return any("{gpus}" in word or "CUDA_VISIBLE_DEVICES" in word for word in command.words)
 
 
 def shown_argv(argv: Sequence[str]) -> tuple[str, ...]:
@@ -178,7 +194,9 @@ def _flag_name(word: str) -> str | None:
     return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
 
 
-def _fill(words: tuple[str, ...], *, model: str, host: str, port: int, flags: tuple[str, ...]) -> tuple[str, ...]:
+def _fill(
+    words: tuple[str, ...], *, model: str, host: str, port: int, flags: tuple[str, ...], gpus: Sequence[int]
+) -> tuple[str, ...]:
     whole = " ".join(words)
     added = flags
     if "{port}" not in whole:
@@ -191,6 +209,13 @@ def _fill(words: tuple[str, ...], *, model: str, host: str, port: int, flags: tu
             filled.extend(added)
         else:
             # One pass each, so that a model named "{port}" stays what it is.
-            pieces = [piece.replace("{port}", str(port)).replace("{host}", host) for piece in word.split("{model}")]
+            known = {"{port}": str(port), "{host}": host, "{gpus}": ",".join(map(str, gpus))}
+            pieces = [_replaced(piece, known) for piece in word.split("{model}")]
             filled.append(model.join(pieces))
     return tuple(filled) if "{flags}" in words else (*filled, *added)
+
+
+def _replaced(text: str, known: Mapping[str, str]) -> str:
+    for name, value in known.items():
+        text = text.replace(name, value)
+    return text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
+from autotune.engine.virtual_time import VirtualTime
 from autotune.load.growing import Looks, Waits, growth_of
 from autotune.quality import Answer, Answers, QualityPrompt
 from autotune.records import (
@@ -64,6 +65,7 @@ class Script:
     compiles: tuple[int, ...] = ()
     stalls_s: tuple[float, ...] = ()
     late_s: float = 0.0
+    slower_beside: float = 0.0
     max_model_len: int | None = None
     preemptions: int | None = None
     logprob: float | None = None
@@ -77,14 +79,16 @@ class FakeEngine:
     script: Callable[[Config, int], Script]
     kind: EngineKind = EngineKind.SIMULATED
     clock: ClockKind = ClockKind.VIRTUAL
-    now_s: float = 0.0
+    time: VirtualTime = field(default_factory=VirtualTime)
     version: str = "fake"
     launched: list[Config] = field(default_factory=list)
     stopped: int = 0
+    running: int = 0
+    leased: list[tuple[int, ...]] = field(default_factory=list)
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
-        return self.now_s
+        return self.time.now()
 
     async def launch(
         self,
@@ -96,12 +100,14 @@ class FakeEngine:
         """Follow the script; `script` is told how many launches of this config there were before."""
         script = self.script(plan.config, self.launched.count(plan.config))
         self.launched.append(plan.config)
+        self.leased.append(plan.gpu_indices)
         on_identity(ServerIdentity(pid=1, started=0.0, pgid=None, marker="fake"))
         await asyncio.sleep(0)
-        self.now_s += script.start_s
+        await self.time.sleep(script.start_s)
         if script.launch_failure is not None:
             raise LaunchFailed(script.launch_failure, argv=FAKE_ARGV)
         on_milestone(Milestone(name="server ready", at_s=script.start_s))
+        self.running += 1
         facts = ServerFacts(vllm_version=self.version, max_model_len=script.max_model_len, simulated=True)
         return FakeServer(engine=self, script=script, facts=facts)
 
@@ -139,7 +145,8 @@ class FakeServer:
         compiles = next(iter(self.script.compiles[self.driven :]), 0)
         stall_s = next(iter(self.script.stalls_s[self.driven :]), 0.0)
         self.driven += 1
-        token_s = self.script.token_s * (2 if compiles else 1)
+        slower = 1.0 + (self.script.slower_beside if self.engine.running > 1 else 0.0)
+        token_s, ttft_s = slower * self.script.token_s * (2 if compiles else 1), slower * self.script.ttft_s
         slots = [0.0] * (level.concurrency or 1)
         records = []
         if looks is not None:
@@ -152,13 +159,13 @@ class FakeServer:
             else:
                 slot = min(range(len(slots)), key=slots.__getitem__)
                 due = slots[slot]
-                slots[slot] = due + self.script.late_s + self.script.ttft_s + token_s * (request.output_tokens - 1)
-            records.append(self._record(request, due, token_s, self._error_of(level, request.index)))
+                slots[slot] = due + self.script.late_s + ttft_s + token_s * (request.output_tokens - 1)
+            records.append(self._record(request, due, ttft_s, token_s, self._error_of(level, request.index)))
         if stall_s:
             middle = max(r.scheduled_s for r in records) / 2
             records = [_later(record, middle, stall_s) for record in records]
         duration = max((r.done_s for r in records if r.done_s is not None), default=0.0)
-        self.engine.now_s += duration
+        await self.engine.time.sleep(duration)
         use = LevelUse(jit_compiles=compiles) if self.script.compiles else None
         told = None if self.script.preemptions is None else ServerDelta(preemptions=self.script.preemptions)
         return DriveResult(records=tuple(records), server=told, duration_s=duration, use=use)
@@ -181,9 +188,11 @@ class FakeServer:
             return after[2]
         return self.script.error
 
-    def _record(self, request: PlannedRequest, due_s: float, token_s: float, error: str | None) -> RequestRecord:
+    def _record(
+        self, request: PlannedRequest, due_s: float, ttft_s: float, token_s: float, error: str | None
+    ) -> RequestRecord:
         sent_s = due_s + self.script.late_s
-        first = sent_s + self.script.ttft_s
+        first = sent_s + ttft_s
         times = tuple(first + token_s * i for i in range(request.output_tokens))
         failed = error is not None
         return RequestRecord(
@@ -229,7 +238,8 @@ class FakeServer:
         if self.script.stop_gate is not None:
             await self.script.stop_gate.wait()
         self.engine.stopped += 1
-        self.engine.now_s += 0.6
+        self.engine.running -= 1
+        await self.engine.time.sleep(0.6)
         return 0.6
 
 

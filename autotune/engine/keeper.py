@@ -8,7 +8,7 @@ the server) was rejected: it reaches one process, not the workers.
 Protocol. On stdin first one line of JSON, the order:
 
     {"argv": [...], "env": {"NAME": "value"}, "unset": ["NAME"], "cwd": null, "log": "/path/server.log",
-     "grace_s": 10.0, "owner": 1234}
+     "grace_s": 10.0, "owner": 1234, "cores": [4, 5]}
 
 then any number of lines `stop` or `stop SECONDS` (a later one may shorten the grace). End of input, or another parent
 than `owner`, means that the tuner is gone: everything is stopped. On stdout one JSON object a line:
@@ -64,7 +64,10 @@ class ProcStat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to start; the line of JSON has exactly these keys. `env` is added last, after `unset` was taken away."""
+    """What to start; the line of JSON has exactly these keys. `env` is added last, after `unset` was taken away.
+
+    `cores` are the CPUs that the server may run on; empty for those that the keeper inherited.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -73,6 +76,7 @@ class Order:
     log: str
     grace_s: float
     owner: int | None
+    cores: list[int]
 
 
 def parse_stat(text: bytes) -> ProcStat:
@@ -228,6 +232,9 @@ class _Keeper:
         self._grace_s, self._owner = order.grace_s, order.owner
         environment = {name: value for name, value in os.environ.items() if name not in order.unset} | order.env
         libc = ctypes.CDLL(None) if LINUX else None
+        if order.cores and LINUX:
+            with contextlib.suppress(OSError):  # a core that was taken away meanwhile: slower, but it serves
+                os.sched_setaffinity(0, order.cores)
 
         def die_with_keeper() -> None:
             # Should the keeper itself be killed with -9, the server at least hears TERM and can stop its workers.

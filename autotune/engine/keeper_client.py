@@ -49,6 +49,7 @@ class ServerOrder:
         unset: names taken away from it first.
         log: file that the server's output is appended to.
         grace_s: from TERM to KILL, should the tuner die.
+        cores: CPUs that it may run on; empty for all that this process has.
     """
 
     argv: Sequence[str]
@@ -57,6 +58,7 @@ class ServerOrder:
     unset: Sequence[str] = ()
     cwd: Path | None = None
     grace_s: float = 10.0
+    cores: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +138,7 @@ class Keeper:
             log=str(what.log.resolve()),
             grace_s=what.grace_s,
             owner=os.getpid(),
+            cores=list(what.cores),
         )
         await self._send(json.dumps({name: getattr(line, name) for name in keeper.Order.__slots__}))
         answer = await asyncio.shield(self._answered)

@@ -205,6 +205,7 @@ class ProcessEngine:
             host=LOOPBACK,
             port=port,
             extra=plan.extra_args,
+            gpus=plan.gpu_indices,
         )
         log = plan.directory / "server.log"
         try:
@@ -213,7 +214,8 @@ class ProcessEngine:
         except OSError as error:
             raise StorageError(f"cannot write the server's log {str(log)!r}: {error.strerror}") from error
         env = ({} if lease is None else lease.env) | _environment(plan)
-        return ServerOrder(argv=argv, log=log, env=env, grace_s=settings.grace_s), LogTail(log, offset=size)
+        order = ServerOrder(argv=argv, log=log, env=env, grace_s=settings.grace_s, cores=plan.server_cores)
+        return order, LogTail(log, offset=size)
 
     async def _until_ready(
         self, plan: LaunchPlan, running: RunningServer, begun: float, on_milestone: Callable[[Milestone], None]

@@ -11,6 +11,7 @@ from autotune.engine.command import shown_argv
 from autotune.engine.flags import to_argv
 from autotune.engine.logs import MilestoneName
 from autotune.engine.remedies import remedies_for
+from autotune.engine.virtual_time import VirtualTime
 from autotune.errors import UnknownName
 from autotune.load.arrivals import default_stagger_s
 from autotune.load.growing import Looks
@@ -57,6 +58,7 @@ class SimulatedEngine:
         seed: of the noise; the trial's number is mixed in, so that repeats differ as real ones do. The attempt's is
             not: a study that was killed and goes on finds what an undisturbed one finds.
         fixed: flags passed through beside the configs, as the defaults see them.
+        time: the clock of everything that this engine starts; trials beside each other share it.
     """
 
     node: Node
@@ -66,15 +68,11 @@ class SimulatedEngine:
     shapes: Mapping[str, ModelShape] = field(default_factory=dict)
     kind: EngineKind = EngineKind.SIMULATED
     clock: ClockKind = ClockKind.VIRTUAL
-    _now_s: float = field(default=0.0, init=False)
+    time: VirtualTime = field(default_factory=VirtualTime)
 
     def now(self) -> float:
         """Seconds on the virtual clock."""
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        self._now_s += seconds
+        return self.time.now()
 
     async def launch(
         self,
@@ -96,9 +94,9 @@ class SimulatedEngine:
         argv = shown_argv(("vllm", "serve", plan.model, *to_argv(plan.config), *plan.extra_args))
         refused = config_problem(self.node, shape, settings)
         if refused is not None:
-            self.advance(IMPORT_S / 2)  # the API server's process alone
+            await self.time.sleep(IMPORT_S / 2)  # the API server's process alone
             raise LaunchFailed(_failure(refused, (("max_model_len", settings.max_model_len),)), None, argv)
-        begun = self._now_s
+        begun = self.now()
         memory = estimate(shape, self.node.gpus[0], settings)
         load_s = _loaded_bytes(shape, settings, memory) / DISK_BYTES_PER_S
         graphs_s = GRAPHS_S * len(captured_sizes(settings)) / FITTED_GRAPHS
@@ -109,13 +107,13 @@ class SimulatedEngine:
             (MilestoneName.WEIGHTS_LOADED, load_s),
             (MilestoneName.PROFILED, compile_s),
         ):
-            self.advance(seconds)
-            on_milestone(Milestone(name=name, at_s=self._now_s - begun))
+            await self.time.sleep(seconds)
+            on_milestone(Milestone(name=name, at_s=self.now() - begun))
         problem = memory_problem(self.node, shape, settings, memory)
         if problem is not None:
             raise LaunchFailed(_failure(problem, _memory_facts(settings, memory)), facts, argv)
-        self.advance(graphs_s + READY_S)
-        on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self._now_s - begun))
+        await self.time.sleep(graphs_s + READY_S)
+        on_milestone(Milestone(name=MilestoneName.SERVER_READY, at_s=self.now() - begun))
         simulation = Simulation(self.node, shape, settings, memory.kv_tokens, seed=self._launch_seed(plan))
         return SimulatedServer(engine=self, simulation=simulation, facts=facts, argv=argv)
 
@@ -158,7 +156,7 @@ class SimulatedServer:
         level_run = await asyncio.to_thread(
             self.simulation.run, level, requests, stagger_s=stagger, deadline_s=deadline_s, looks=looks
         )
-        self.engine.advance(level_run.duration_s)
+        await self.engine.time.sleep(level_run.duration_s)
         return DriveResult(records=level_run.records, server=level_run.server, duration_s=level_run.duration_s)
 
     async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
@@ -168,7 +166,7 @@ class SimulatedServer:
 
     async def stop(self) -> float:
         """The recorded time from TERM to memory free."""
-        self.engine.advance(STOP_S)
+        await self.engine.time.sleep(STOP_S)
         return STOP_S
 
 

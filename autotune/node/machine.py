@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,23 @@ def count_numa_nodes(online: Path = Path("/sys/devices/system/node/online")) -> 
     except (OSError, ValueError):
         return None
     return len(nodes) or None
+
+
+def numa_cores(nodes: Path = Path("/sys/devices/system/node")) -> dict[int, tuple[int, ...]]:
+    """Logical CPUs of each NUMA node, by the kernel's numbers; empty where it does not tell."""
+    found = {}
+    for folder in nodes.glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            found[int(folder.name.removeprefix("node"))] = parse_cpu_list((folder / "cpulist").read_text("ascii"))
+    return found
+
+
+def own_cores() -> tuple[int, ...]:
+    """Logical CPUs that this process may run on; empty where the system does not tell (macOS)."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except AttributeError:
+        return ()
 
 
 def find_hf_token(environ: Mapping[str, str], home: Path) -> str | None:

@@ -17,6 +17,7 @@ from autotune.node.probe import GpuProbe
 from autotune.quality import PromptSet, lossy_names
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, Objective, PickRule, Slo, Value
+from autotune.scheduling.packing import Demand
 from autotune.search.generate import GeneratedSpace
 from autotune.search.need import Traffic
 from autotune.search.rules import RuleContext
@@ -133,18 +134,16 @@ class StudyPlan:
 
     def gpus_of(self, config: Config) -> int:
         """GPUs a config uses: TP x PP x DP; 0 on a node without GPUs."""
-        if not self.node.gpus:
-            return 0
-        values = {**dict(self.extra), **config.as_dict()}
-        product = 1
-        for size in ("tensor", "pipeline", "data"):
-            value = values.get(f"{size}-parallel-size")
-            product *= value if isinstance(value, int) and not isinstance(value, bool) else 1
-        return product
+        return self.demand_of(config).gpus if self.node.gpus else 0
 
-    def lease(self, gpus: int) -> tuple[int, ...]:
-        """Physical indices of the GPUs for a config that uses `gpus`; empty on a node without GPUs."""
-        return tuple(gpu.index for gpu in self.node.gpus[:gpus])
+    def demand_of(self, config: Config) -> Demand:
+        """The GPUs of a config, in tensor-parallel groups; none on a node without GPUs."""
+        if not self.node.gpus:
+            return Demand(group=0)
+        values = {**dict(self.extra), **config.as_dict()}
+        sizes = [values.get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data")]
+        tensor, pipeline, data = (size if isinstance(size, int) and not isinstance(size, bool) else 1 for size in sizes)
+        return Demand(group=tensor, groups=pipeline * data, stages=pipeline)
 
     def effective(self, config: Config) -> str:
         """Equal for configs that end up as the same server, whether a default is written out or left out."""

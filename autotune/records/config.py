@@ -37,13 +37,18 @@ class Outcome(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who proposed a trial's config. A validation is a repeat under prompts and arrivals that no other trial had."""
+    """Who proposed a trial's config.
+
+    A validation is a repeat under prompts and arrivals that no other trial had, a probe the baseline launched beside
+    others, to see what neighbours cost.
+    """
 
     BASELINE = "baseline"
     ENQUEUED = "enqueued"
     SAMPLER = "sampler"
     REPEAT = "repeat"
     VALIDATION = "validation"
+    PROBE = "probe"
 
 
 class Phase(StrEnum):

@@ -56,6 +56,7 @@ class TrialResult:
         early: of an abandoned trial that was shown to be worse than another; None for any other.
         goodput: where the study's objective is the rate that meets an SLO: what the search for it found.
         quality: how much its answers differ from the reference's; None where nobody asked.
+        neighbours: most other trials that ran on the node at the same time; 0 for one that had the node to itself.
     """
 
     outcome: Outcome
@@ -69,6 +70,7 @@ class TrialResult:
     goodput: Goodput | None = None
     quality: Quality | None = None
     early: EarlyEnd | None = None
+    neighbours: int = 0
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""
@@ -154,7 +156,12 @@ class Trial:
     @property
     def counted(self) -> bool:
         """Whether it counts against `--trials`: it ended, and it repeats no other."""
-        return self.result is not None and self.origin not in {Origin.REPEAT, Origin.VALIDATION}
+        return self.result is not None and self.origin not in {Origin.REPEAT, Origin.VALIDATION, Origin.PROBE}
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other trial ran beside it; so is one that has not ended."""
+        return self.result is None or self.result.neighbours == 0
 
     @property
     def caveats(self) -> tuple[Caveat, ...]:

@@ -252,7 +252,7 @@ def _front(view: StudyView, measured: Sequence[Point]) -> tuple[Point, ...]:
 
 def _at(measured: Sequence[Point], number: int | None) -> Point | None:
     """The config that trial `number` is a launch of."""
-    return next((point for point in measured if number in point.numbers), None)
+    return next((point for point in measured if point.is_of(number)), None)
 
 
 def _marks(

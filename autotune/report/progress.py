@@ -15,7 +15,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from autotune.records import Outcome, Phase, Trial
+from autotune.records import Origin, Outcome, Phase, Trial
 from autotune.report.wording import brief_latency, brief_rate, brief_requests, ending, printable, seconds
 
 BEST_SHOWN = 3
@@ -83,6 +83,15 @@ Event = StudyBegan | TrialBegan | PhaseBegan | TrialEnded | Said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A trial that has begun and not ended."""
+
+    number: int
+    began_s: float
+    settings: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What is known at one moment.
 
@@ -91,6 +100,8 @@ class Progress:
         repeating: the latest trial is a repeat; the trials that count are over.
         repeats_done: repeats that this run ended; `repeats_left` are still to come, the running one included.
         paces_s: durations of the trials that this run launched and ended, repeats included; the ETA is their mean.
+        running: all trials that run, in the order in which they began; `number`, `settings` and what follows are those
+            of the one that was heard of last.
     """
 
     study: str = ""
@@ -112,6 +123,7 @@ class Progress:
     detail: str = ""
     paces_s: tuple[float, ...] = ()
     front: tuple[Trial, ...] = ()
+    running: tuple[Running, ...] = ()
 
     def elapsed_s(self, now_s: float) -> float | None:
         """Since this run began; None before."""
@@ -122,11 +134,11 @@ class Progress:
         if self.total is None or not self.paces_s:
             return None
         pace = sum(self.paces_s) / len(self.paces_s)
-        spent = 0.0 if self.trial_began_s is None else max(0.0, now_s - self.trial_began_s)
+        spent = sum(min(pace, max(0.0, now_s - one.began_s)) for one in self.running)
         # Repeats come last: a study whose space is spent never reaches its total.
         trials_left = 0 if self.repeating else max(0, self.total - self.counted)
         # A trial that takes longer than its predecessors must not make the estimate shrink for the others.
-        left = max(0.0, pace * (trials_left + self.repeats_left) - min(spent, pace))
+        left = max(0.0, pace * (trials_left + self.repeats_left) - spent) / max(1, len(self.running))
         elapsed = self.elapsed_s(now_s)
         return left if self.limit_s is None or elapsed is None else min(left, max(0.0, self.limit_s - elapsed))
 
@@ -145,23 +157,28 @@ def advance(state: Progress, event: Event) -> Progress:
                 front=event.front,
             )
         case TrialBegan():
-            again = state.number == event.number and state.trial_began_s is not None
+            known = _running(state, event.number)
+            one = Running(number=event.number, began_s=known.began_s if known else event.at_s, settings=event.settings)
             return replace(
                 state,
                 number=event.number,
                 settings=event.settings,
                 repeating=event.repeat,
                 repeats_left=event.repeats_left,
-                trial_began_s=state.trial_began_s if again else event.at_s,
+                running=(*(other for other in state.running if other.number != event.number), one),
+                trial_began_s=one.began_s,
                 phase=Phase.WAITING,
                 phase_began_s=event.at_s,
                 detail="",
             )
         case PhaseBegan():
             same = state.phase is event.phase and state.number == event.number
+            heard = _running(state, event.number)
             return replace(
                 state,
                 number=event.number,
+                settings=heard.settings if heard else state.settings,
+                trial_began_s=heard.began_s if heard else state.trial_began_s,
                 phase=event.phase,
                 phase_began_s=state.phase_began_s if same else event.at_s,
                 detail=event.detail,
@@ -177,13 +194,10 @@ def advance(state: Progress, event: Event) -> Progress:
 def _ended(state: Progress, event: TrialEnded) -> Progress:
     outcome = event.trial.result.outcome if event.trial.result else None
     counts = event.trial.counted
-    repeat = outcome is not None and not counts
-    launched = outcome is not None and state.trial_began_s is not None and state.number == event.trial.number
-    paces = (
-        (*state.paces_s, event.at_s - state.trial_began_s)
-        if launched and state.trial_began_s is not None
-        else state.paces_s
-    )
+    repeat = outcome is not None and not counts and event.trial.origin is not Origin.PROBE
+    known = _running(state, event.trial.number)
+    launched = outcome is not None and known is not None
+    paces = (*state.paces_s, event.at_s - known.began_s) if launched and known is not None else state.paces_s
     return replace(
         state,
         counted=state.counted + counts,
@@ -193,6 +207,7 @@ def _ended(state: Progress, event: TrialEnded) -> Progress:
         repeats_left=max(0, state.repeats_left - repeat),
         paces_s=paces,
         front=event.front or state.front,
+        running=tuple(one for one in state.running if one.number != event.trial.number),
         number=None,
         settings="",
         trial_began_s=None,
@@ -200,6 +215,10 @@ def _ended(state: Progress, event: TrialEnded) -> Progress:
         phase_began_s=None,
         detail="",
     )
+
+
+def _running(state: Progress, number: int) -> Running | None:
+    return next((one for one in state.running if one.number == number), None)
 
 
 def headline(state: Progress, now_s: float) -> str:
@@ -226,6 +245,9 @@ def _position(state: Progress) -> str:
         return f"repeat {min(state.repeats_done + 1, all_repeats)} of {all_repeats}"
     if state.total is None:
         return f"trial {state.counted + 1}"
+    if len(state.running) > 1:
+        last = min(state.counted + len(state.running), state.total)
+        return f"trials {min(state.counted + 1, state.total)}-{last} of {state.total}, {len(state.running)} at once"
     return f"trial {min(state.counted + 1, state.total)} of {state.total}"
 
 

@@ -131,9 +131,10 @@ def _extended(
 ) -> tuple[int, ...] | None:
     if len(taken) == demand.gpus:
         return taken
-    nth = len(taken) // demand.group
-    before = taken[-demand.group :] if nth % demand.stages else ()
-    for group in _candidates(demand.group, free, wiring, worst, before):
+    stage = len(taken) // demand.group % demand.stages
+    before = taken[-demand.group :] if stage else ()
+    to_come = demand.group * (demand.stages - 1 - stage)
+    for group in _candidates(demand.group, free, wiring, worst, before, to_come):
         found = _extended((*taken, *group), demand, free - set(group), wiring, worst)
         if found is not None:
             return found
@@ -141,12 +142,13 @@ def _extended(
 
 
 def _candidates(
-    size: int, free: frozenset[int], wiring: Wiring, worst: Distance, before: Sequence[int]
+    size: int, free: frozenset[int], wiring: Wiring, worst: Distance, before: Sequence[int], to_come: int
 ) -> list[tuple[int, ...]]:
     """Groups within `worst`, the one to take first in front.
 
     Args:
         before: the stage that this one follows; empty for a replica's first.
+        to_come: GPUs of the stages that follow it.
     """
     groups = [group for group in combinations(sorted(free), size) if wiring.distance(group) <= worst]
     island = Distance(rank=_RANK[GpuPath.SWITCHES], narrowness=0) if size == 1 else worst
@@ -156,7 +158,7 @@ def _candidates(
         left = frozenset().union(*(wiring.near(one, island) for one in group)) & free - set(group)
         home = {wiring.numa(one) for one in group}
         on_node = sum(wiring.numa(one) in home for one in free)
-        return wiring.distance(group), to_stage, len(home), len(left), on_node, group
+        return wiring.distance(group), to_stage, max(0, to_come - len(left)), len(home), len(left), on_node, group
 
     return sorted(groups, key=cost)
 

@@ -5,6 +5,9 @@
 3. The pick, until it was launched again as often as asked.
 4. The baseline, until it was as well: its last launch is the study's last.
 
+Launches beside others (`screening.py`) are none of these: where a config was tried beside others, the first that it has
+alone stands in the place of its first.
+
 The last launch that a config but the baseline may have, or has time for, is on fresh seeds (`validation.py`). So
 whatever becomes the pick has a launch that chose nothing. A pick that such a launch overturns is followed by the next,
 and at most `CONFIGS_AGAIN` configs are launched again beside the baseline.
@@ -30,6 +33,10 @@ CANDIDATES_AGAIN = CONFIGS_AGAIN - 1
 
 _FRESH = 0x9E37_79B1
 """Between the seeds of a study and of its validations: without pattern, so that small seeds do not meet."""
+
+
+_PROBE_SALT = 500_000
+"""More than a study has trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +107,15 @@ def seed_of(trials: Sequence[Trial], trial: Trial, study_seed: int) -> int:
     return (study_seed + (1 + before) * _FRESH) % 2**32
 
 
+def salt_of(trials: Sequence[Trial], trial: Trial) -> int:
+    """What prompts (and a simulation's noise) of `trial` differ by from other trials': its number without probes.
+
+    So a config is measured with the same prompts whether or not neighbours were probed for before it.
+    """
+    probes = sum(other.origin is Origin.PROBE and other.number < trial.number for other in trials)
+    return _PROBE_SALT + trial.number if trial.origin is Origin.PROBE else trial.number - probes
+
+
 def lacking(trials: Sequence[Trial], pick: Pick | None, repeats: int) -> int:
     """Launches that baseline and pick still lack."""
     measured = {trial.number: trial for trial in trials if trial.measured}
@@ -151,7 +167,8 @@ def _picked(trials: Sequence[Trial], pick: Pick | None) -> Trial | None:
 
 def _launched(trials: Sequence[Trial], original: Trial) -> int:
     """Launches again, whatever became of them."""
-    return sum(trial.repeat_of == original.number for trial in trials)
+    again = sum(trial.repeat_of == original.number and trial.alone for trial in trials)
+    return again if original.alone else max(0, again - 1)
 
 
 def _baseline_lacks(trials: Sequence[Trial], repeats: int) -> int:
@@ -162,7 +179,7 @@ def _baseline_lacks(trials: Sequence[Trial], repeats: int) -> int:
 def _since_the_search(trials: Sequence[Trial]) -> list[Trial]:
     """Launches again that came behind the last new config: those of the study's end, or of its latest one."""
     last = max((trial.number for trial in trials if trial.repeat_of is None), default=-1)
-    return [trial for trial in trials if trial.number > last]
+    return [trial for trial in trials if trial.number > last and trial.alone]
 
 
 def _lacks(trials: Sequence[Trial], original: Trial, repeats: int) -> bool:
@@ -175,4 +192,5 @@ def _may_launch(trials: Sequence[Trial], chosen: Trial, repeats: int) -> bool:
 
 def _configs_again(trials: Sequence[Trial]) -> set[int]:
     """Numbers of the configs beside the baseline that were launched again at this end of the study."""
-    return {trial.repeat_of for trial in _since_the_search(trials) if trial.repeat_of}
+    repeated = {trial.repeat_of for trial in _since_the_search(trials) if trial.repeat_of}
+    return {trial.number for trial in trials if trial.number in repeated and _launched(trials, trial)}

@@ -91,7 +91,7 @@ def baseline_drift(trials: Sequence[Trial]) -> Drift | None:
     if base is None:
         return None
     launches = sorted(
-        ((trial.number, trial.objectives) for trial in trials if trial.config.hash == base.config.hash),
+        ((one.number, one.objectives) for one in trials if one.config.hash == base.config.hash and one.alone),
         key=lambda entry: entry[0],
     )
     seen = [(number, pair) for number, pair in launches if pair is not None]

@@ -40,9 +40,9 @@ from autotune.records import (
     SloMetric,
     Trial,
 )
-from autotune.search.drift import undrifted
 from autotune.search.noise import RunNoise, mean_variance, run_noise
 from autotune.search.objective import Point, limited, points
+from autotune.search.screening import comparable
 
 MAY_END = frozenset({Origin.SAMPLER, Origin.ENQUEUED})
 """Trials whose full figures nothing else rests on: not the baseline, and nothing that is launched to be sure."""
@@ -129,7 +129,7 @@ def rivals_of(trial: Trial, trials: Sequence[Trial], confidence: float, slo: Slo
     """
     if not confidence or trial.origin not in MAY_END or trial.number == 0:
         return None
-    noise, figures = run_noise(trials), undrifted(trials)
+    noise, figures = run_noise(trials), comparable(trials)
     others = [point for point in points(trials) if point.config_hash != trial.config.hash]
     found = [point for point in others if _stands(point, trials, slo)]
     if not found:

@@ -90,7 +90,8 @@ def _noise(trials: Sequence[Trial], without: str | None) -> RunNoise:
     groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for trial in trials:
         pair = trial.objectives
-        if pair is not None and trial.config.hash != without:
+        # Beside others a launch differs for a reason.
+        if pair is not None and trial.alone and trial.config.hash != without:
             groups[trial.config.hash].append((math.log(pair[0].value), math.log(pair[1].value)))
     repeats = sum(len(group) - 1 for group in groups.values())
     squares = [0.0, 0.0]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.records import Estimate, LevelRole, Limit, QualityState, Slo, Trial
-from autotune.search.drift import undrifted
 from autotune.search.remembered import remembered
+from autotune.search.screening import comparable, decisive
 
 _MOST_EXCESS = 0.99
 """A config that misses every limit by a factor of 100 and more is still one that serves."""
@@ -20,7 +20,8 @@ class Point:
 
     Attributes:
         number: of its first measured trial, which stands for it everywhere.
-        numbers: of all its measured trials.
+        numbers: of the measured trials that its figures come from: all, or where some were measured alone and some
+            beside others, those alone.
         tok_s_per_gpu: output tokens/s per GPU used, to maximise: of the closed loop, or at the rate of the goodput.
         ttft_p95_s: p95 time to first token, to minimise.
         goodput_rps_per_gpu: where the study's objective is the goodput: the rate, in requests/s per GPU used.
@@ -38,6 +39,10 @@ class Point:
         """(tokens/s per GPU, seconds)."""
         return self.tok_s_per_gpu.value, self.ttft_p95_s.value
 
+    def is_of(self, number: int | None) -> bool:
+        """Whether the trial `number` is one of its launches that count, or stands for it."""
+        return number == self.number or number in self.numbers
+
     @property
     def logs(self) -> tuple[float, float]:
         """Natural logarithms of both: a factor counts the same anywhere, which is what people compare."""
@@ -48,10 +53,11 @@ class Point:
 def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
     """The measured configs, repeats of one config (same hash) joined, in order of their first trial.
 
-    A clear drift of the node over the study is taken off (`drift.py`).
+    A clear drift of the node over the study is taken off (`drift.py`), and so is what neighbours cost; launches beside
+    others count only where there is none alone (`screening.py`).
     """
     launches: dict[str, list[Trial]] = {}
-    objectives = undrifted(trials)
+    objectives = comparable(trials)
     for trial in sorted(trials, key=lambda trial: trial.number):
         if trial.number in objectives:
             launches.setdefault(trial.config.hash, []).append(trial)
@@ -59,10 +65,11 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
 
 
 def _point(key: str, launches: Sequence[Trial], objectives: Mapping[int, tuple[Estimate, Estimate]]) -> Point:
-    numbers = tuple(trial.number for trial in launches)
-    rates = [rate for trial in launches if (rate := trial.goodput_rps_per_gpu) is not None]
+    counting = decisive(launches)
+    numbers = tuple(trial.number for trial in counting)
+    rates = [rate for trial in counting if (rate := trial.goodput_rps_per_gpu) is not None]
     return Point(
-        number=numbers[0],
+        number=launches[0].number,
         numbers=numbers,
         config_hash=key,
         tok_s_per_gpu=_joined([objectives[number][0] for number in numbers]),
@@ -113,8 +120,8 @@ def joined_figures(trial: Trial, trials: Sequence[Trial], found: Sequence[Point]
         found: `points(trials)`, where they are known already.
     """
     known = points(trials) if found is None else found
-    point = next((point for point in known if trial.number in point.numbers), None)
-    if point is None:
+    point = next((point for point in known if trial.config.hash == point.config_hash), None)
+    if point is None or trial.objectives is None:
         return own_figures(trial)
     launches = _launches(point, trials)
     totals = [one.output_tok_s for one in launches if one.output_tok_s is not None]

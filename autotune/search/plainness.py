@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from autotune.quality.lossy import LOSSY
 from autotune.records import Config, Estimate, Trial, Value
 from autotune.search.baseline_values import starting_values
-from autotune.search.drift import undrifted
 from autotune.search.noise import LEAST_MARGINS, Difference, RunNoise, difference, run_noise
 from autotune.search.objective import Point
 from autotune.search.parameter import value_key
+from autotune.search.screening import comparable
 
 EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
 """KV cache types that keep what the model computes."""
@@ -78,7 +78,7 @@ class Ties:
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> Ties:
         """Of all measured trials."""
-        return cls(undrifted(trials), run_noise(trials))
+        return cls(comparable(trials), run_noise(trials))
 
     def differences(self, one: Point, other: Point) -> tuple[Difference | None, Difference | None]:
         """`other` against `one` in throughput and p95 TTFT."""

@@ -11,6 +11,7 @@ _OF_ORIGIN: Mapping[Origin, Reason] = {
     Origin.BASELINE: Reason.BASELINE,
     Origin.ENQUEUED: Reason.RECIPE,
     Origin.REPEAT: Reason.REPEAT,
+    Origin.PROBE: Reason.REPEAT,
     Origin.SAMPLER: Reason.SAMPLER,
 }
 

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Estimate, Pick, PickRule, Slo, Trial
-from autotune.search.drift import Drift, baseline_drift, undrifted
+from autotune.search.drift import Drift, baseline_drift
 from autotune.search.noise import RunNoise, mean_variance, run_noise
 from autotune.search.objective import Point, answers_lost, limited, points
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR, choice_of, front
 from autotune.search.plainness import Plainer, Plainness, Ties
+from autotune.search.screening import comparable
 from autotune.search.shrinkage import Shrunken, shrunken
 from autotune.search.validation import Validation, validation
 
@@ -141,7 +142,7 @@ def assess(
     drift = baseline_drift(trials)
     if not found:
         return Assessment(standings=(), noise=noise, drift=drift)
-    figures = undrifted(trials)
+    figures = comparable(trials)
     launches = [[figures[number] for number in point.numbers] for point in found]
     sds = (noise.throughput_sd, noise.ttft_sd)
     expected = [_expected(launches, axis, sds[axis]) for axis in (0, 1)]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from autotune.records import Origin, Trial
-from autotune.search.drift import undrifted
 from autotune.search.noise import Difference, difference, run_noise
+from autotune.search.screening import comparable, decisive
 
 
 class ValidationState(StrEnum):
@@ -49,8 +49,10 @@ def validation(trials: Sequence[Trial], number: int) -> Validation:
         return Validation(state=ValidationState.MISSING)
     if base is not None and chosen.config.hash == base.config.hash:
         return Validation(state=ValidationState.BASELINE)
-    figures = undrifted(trials)
-    launches = [trial for trial in trials if trial.config.hash == chosen.config.hash and trial.number in figures]
+    figures = comparable(trials)
+    launches = [
+        trial for trial in decisive(trials) if trial.config.hash == chosen.config.hash and trial.number in figures
+    ]
     fresh = [trial.number for trial in launches if trial.origin is Origin.VALIDATION]
     promised = [trial.number for trial in launches if trial.origin is not Origin.VALIDATION]
     noise = run_noise(trials)

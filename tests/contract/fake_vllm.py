@@ -151,6 +151,7 @@ def compile_graph(options: argparse.Namespace) -> None:
 
 
 def start(options: argparse.Namespace) -> None:
+    say(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}")
     for number, line in enumerate([*STEPS, None]):
         time.sleep(options.fake_step_s)
         if number == 5 and (options.fake_compile or options.fake_compile_fails):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +50,7 @@ class Notes:
 
     def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None: ...
 
-    def phase(self, phase: Phase, detail: str) -> None: ...
+    def phase(self, phase: Phase, detail: str, *, number: int) -> None: ...
 
     def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None: ...
 
@@ -55,7 +58,7 @@ class Notes:
         self.notes.append(text)
 
 
-def planned(folder: Path, probe: FakeGpuProbe, busy_s: float) -> StudyPlan:
+def planned(folder: Path, probe: FakeGpuProbe, busy_s: float, **more: Any) -> StudyPlan:
     (folder / "space.yaml").write_text(SPACE, encoding="utf-8")
     here = Machine(environ={}, home=folder, probe=probe, shm_bytes=1 << 34, has_kfd=False, cache_dir=folder / "cache")
     recipe = Recipe(
@@ -67,6 +70,7 @@ def planned(folder: Path, probe: FakeGpuProbe, busy_s: float) -> StudyPlan:
         extra_args=("--load-format", "dummy"),
         load=LoadChoice(concurrency=2, rate_rps=20.0, requests=4),
         gpu_busy_s=busy_s,
+        **more,
     )
     command = shlex.join([sys.executable, "-I", "-S", str(FAKE_VLLM), "serve"])
     return make_plan(recipe, here, vllm_command=command)
@@ -103,4 +107,30 @@ def test_a_stranger_computes_on_it(tmp_path: Path) -> None:
         (trial,) = store.trials("s")
         assert trial.result is None
         assert store.unfinished_attempts("s") == ()
+    assert list((tmp_path / "leases").iterdir()) == []
+
+
+def test_two_servers_at_once_have_a_gpu_and_a_port_each(tmp_path: Path) -> None:
+    """Real processes beside each other: what each sees of the GPUs, what is alone, and that nothing is left."""
+    gpus = tuple(replace(GPU, index=index, uuid=f"GPU-{index}") for index in (0, 1))
+    probe = FakeGpuProbe(gpus=gpus, nvlink=True)
+    plan = planned(tmp_path, probe, 0.0, parallel=2, trials=3, repeats=0, sampler="grid")
+    observer = Notes()
+    run_study(plan, Places(root=tmp_path / "studies"), Target(trials=3), observer, probe=probe)
+    assert "up to 2 trials at once; baseline and finalists are measured alone" in observer.notes
+    with Store.open(tmp_path / "studies" / "autotune.db") as store:
+        trials = store.trials("s")
+        attempts = {trial.number: store.attempts("s", trial.number)[-1] for trial in trials}
+    assert all(trial.result is not None for trial in trials)
+    shared = [trial for trial in trials if not trial.alone]
+    assert {1, 2} <= {trial.number for trial in shared}
+    assert trials[0].alone
+    seen = {}
+    for number, attempt in attempts.items():
+        log = (Path(attempt.directory) / "server.log").read_text(encoding="utf-8")
+        seen[number] = re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", log)
+    visible = {number: found[1] for number, found in seen.items() if found}
+    assert visible[0] == "0"
+    assert {visible[1], visible[2]} == {"0", "1"}
+    assert len({tuple(trial.argv) for trial in trials}) == len(trials)  # no port twice
     assert list((tmp_path / "leases").iterdir()) == []

@@ -124,7 +124,6 @@ def test_gpus_and_leases(here: Surroundings) -> None:
     plan = plan_of(here, node="4xA100-80GB-NVLink")
     config = Config.of({"tensor-parallel-size": 2, "data-parallel-size": 2})
     assert plan.gpus_of(config) == 4
-    assert plan.lease(2) == (0, 1)
     given = plan_of(here, node="4xA100-80GB-NVLink", space="scheduler", extra_args=("-tp", "2"))
     assert given.gpus_of(Config.of({})) == 2
 

@@ -73,7 +73,7 @@ class Notes:
 
     def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None: ...
 
-    def phase(self, phase: Phase, detail: str) -> None: ...
+    def phase(self, phase: Phase, detail: str, *, number: int) -> None: ...
 
     def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None: ...
 
@@ -104,9 +104,6 @@ def study_run(folder: Path, plan: StudyPlan, machine: str = "here") -> Iterator[
     engine = Node(node=plan.node, shape=plan.shape, seed=3)
     told = Notes()
 
-    async def at_once(seconds: float) -> None:
-        engine.advance(seconds)
-
     with Store.open(folder / "autotune.db") as store, Projection.open(store) as projection:
         yield (
             StudyRun(
@@ -119,7 +116,7 @@ def study_run(folder: Path, plan: StudyPlan, machine: str = "here") -> Iterator[
                 projection=projection,
                 observer=told,
                 clock=engine.now,
-                sleep=at_once,
+                sleep=engine.time.sleep,
                 calibration=NodeCalibration.of(plan, machine),
             ),
             told,

@@ -13,6 +13,8 @@ from autotune.node.probe import FakeGpuProbe, GpuProbe, ProbedGpu
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import EngineChoice, Recipe
 from autotune.records import EngineKind
+from autotune.scheduling.packing import Demand
+from autotune.scheduling.seats import Seats
 from autotune.units import GIB
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -113,7 +115,7 @@ def test_a_driver_that_stops_answering(tmp_path: Path) -> None:
 def test_gpus_and_the_environment_are_honoured_together(tmp_path: Path) -> None:
     probe = FakeGpuProbe(gpus=GPUS, nvlink=True)
     assert [gpu.index for gpu in planned(tmp_path, probe, visible="1").node.gpus] == [1]
-    assert planned(tmp_path, probe, gpus=(1, 0)).lease(1) == (1,)
+    assert Seats(planned(tmp_path, probe, gpus=(1, 0)).node).whole(Demand(group=1)).indices == (1,)
     assert planned(tmp_path, probe).node.name == "2xA100-80GB-NVLink"
     with pytest.raises(InvalidOption, match="CUDA_VISIBLE_DEVICES hides"):
         planned(tmp_path, probe, visible="1", gpus=(0,))

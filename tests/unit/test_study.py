@@ -53,7 +53,7 @@ class Quiet:
     def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
         self.repeats_left.append(repeats_left)
 
-    def phase(self, phase: Phase, detail: str) -> None:
+    def phase(self, phase: Phase, detail: str, *, number: int) -> None:
         pass
 
     def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
@@ -273,8 +273,7 @@ def test_every_move_is_stored_and_a_trial_that_kills_its_tuner_each_time_is_give
     ]  # fmt: skip
     (tmp_path / "lost").mkdir()
     with study_run(tmp_path / "lost", FakeEngine(script=speeds), trials=1) as (run, _):
-        config, origin, _ = run._next() or pytest.fail("nothing to launch")
-        run.store.begin_trial("s", config=config, origin=origin, gpus=1)
+        run.begin(run.choose(lambda _: True) or pytest.fail("nothing to launch"))
         for _ in range(MOST_LOST):
             TrialLife(run.store, "s", 0).begin(tmp_path)
             TrialLife(run.store, "s", 0).cut_off(Event.LOST)
@@ -410,9 +409,9 @@ def test_another_vllm_under_way_is_refused_and_its_trial_stays_open(tmp_path: Pa
 
 async def _only(run: StudyRun, count: int) -> None:
     while run._counted() < count:
-        chosen = run._next()
+        chosen = run.choose(lambda _: True)
         assert chosen is not None
-        await run._perform(*chosen)
+        await run._attempts(run.begin(chosen))
 
 
 def test_a_study_keeps_to_its_time_and_keeps_room_for_the_launches_again(tmp_path: Path) -> None:
@@ -459,7 +458,7 @@ async def test_a_study_that_is_asked_to_end_measures_what_it_measures(tmp_path: 
     with study_run(tmp_path, engine, load=LoadChoice(concurrency=8, rate_rps=4.0)) as (run, observer):
 
         class Asks(Quiet):
-            def phase(self, phase: Phase, detail: str) -> None:
+            def phase(self, phase: Phase, detail: str, *, number: int) -> None:
                 if phase is Phase.MEASURING and detail == "ttft" and len(run.store.trials("s")) == 2:
                     run.endings.ask()
 

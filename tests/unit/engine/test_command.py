@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autotune.engine.command import (
     CommandKind,
     choose_command,
+    chooses_gpus,
     parse_command,
     question_words,
     resolve_command,
@@ -79,11 +80,12 @@ def test_argv_of_serve_and_api_server() -> None:
         ("run {flags} --at {host}:{port} {model}", "run --f 1 -x --at h:81 m"),
         ("run {model}", "run m --f 1 -x --host h --port 81"),
         ("run {port}", "run 81 --model m --f 1 -x"),
+        ("run --gpus device={gpus} -p {port} {model}", "run --gpus device=2,5 -p 81 m --f 1 -x"),
     ],
 )
 def test_templates(text: str, expected: str) -> None:
     command = parse_command(text, source="test")
-    argv = server_argv(command, model="m", flags=("--f", "1"), host="h", port=81, extra=("-x",))
+    argv = server_argv(command, model="m", flags=("--f", "1"), host="h", port=81, extra=("-x",), gpus=(2, 5))
     assert argv == tuple(expected.split())
 
 
@@ -101,6 +103,19 @@ def test_templates(text: str, expected: str) -> None:
 def test_a_question_leaves_no_placeholder(text: str, expected: str) -> None:
     # docker: 'invalid hostPort: {port}'.
     assert shlex.join(question_words(parse_command(text, source="test"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "chooses"),
+    [
+        ("vllm serve", True),
+        ("docker run --gpus all -p {port}:8000 image", False),
+        ("docker run --gpus device={gpus} -p {port}:8000 image", True),
+        ("docker run -e CUDA_VISIBLE_DEVICES --gpus all -p {port}:8000 image", True),
+    ],
+)
+def test_who_can_be_given_gpus_of_its_own(text: str, chooses: bool) -> None:
+    assert chooses_gpus(parse_command(text, source="test")) is chooses
 
 
 def test_a_model_that_looks_like_a_placeholder_is_left_alone() -> None:

@@ -50,6 +50,19 @@ async def test_stop_by_term_needs_no_kill(tmp_path: Path, nothing_left: NothingL
     assert nothing_left(keeper.identity.marker, 0.0)
 
 
+async def test_the_server_runs_on_the_cores_that_it_was_given(tmp_path: Path) -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    keeper = await Keeper.spawn()
+    up = tmp_path / "up"
+    order = ServerOrder(argv=[*CHILD, f"say={up}"], log=tmp_path / "log", env={}, grace_s=0.3, cores=mine[:1])
+    await keeper.order(order)
+    while not up.exists():
+        await asyncio.sleep(0.01)
+    assert os.sched_getaffinity(int(up.read_text())) == set(mine[:1])
+    assert sorted(os.sched_getaffinity(0)) == mine
+    await keeper.stop(5.0)
+
+
 async def test_what_ignores_term_is_killed_in_every_session(
     tmp_path: Path, carrying: Carrying, nothing_left: NothingLeft
 ) -> None:

@@ -68,6 +68,26 @@ def test_a_slow_trial_does_not_eat_the_estimate_of_the_others() -> None:
     assert state.remaining_s(160.0 + 1000.0) == 2 * 60
 
 
+def test_several_trials_at_once_share_the_time_that_is_left() -> None:
+    state = after(
+        *story()[:5],
+        TrialBegan(at_s=160.0, number=1, settings="--max-num-seqs 128"),
+        TrialBegan(at_s=170.0, number=2, settings="--max-num-seqs 256"),
+        PhaseBegan(at_s=175.0, number=1, phase=Phase.LAUNCHING),
+    )
+    # Three trials of 60 s are left, 20 s and 10 s of two of them are over, and two run at a time.
+    assert headline(state, 180.0) == (
+        "trials 2-3 of 4, 2 at once (number 1) · launching 5.0 s · elapsed 1 min 20 s · ETA 1 min 15 s"
+    )
+    assert state.settings == "--max-num-seqs 128"
+    state = advance(state, TrialEnded(at_s=200.0, trial=BETTER))
+    assert state.paces_s == (60.0, 40.0)
+    assert [one.number for one in state.running] == [2]
+    state = advance(state, PhaseBegan(at_s=201.0, number=2, phase=Phase.MEASURING))
+    assert headline(state, 203.0).startswith("trial 3 of 4 (number 2) · measuring 2.0 s")
+    assert state.settings == "--max-num-seqs 256"
+
+
 def test_an_infeasible_trial_counts_and_sets_the_pace() -> None:
     state = advance(after(*story()), TrialEnded(at_s=200.0, trial=replace(BAD, number=1)))
     assert (state.counted, state.measured, state.infeasible, state.paces_s) == (2, 1, 1, (60.0, 40.0))

@@ -1,0 +1,83 @@
+"""What launches beside neighbours are worth: they choose who is measured alone, and decide nothing else. Pure.
+
+Trials that share a node (host memory, PCIe, CPU, power) are measured a little worse than alone. How much, one launch
+shows: the baseline's beside others against its launches alone. A clear difference is taken off all figures that were
+measured so, because otherwise a config that was measured beside others would be compared with a baseline that was not.
+As soon as a config was measured alone, its launches beside others have no say any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autotune.records import Estimate, Trial
+from autotune.search.drift import undrifted
+from autotune.search.noise import Difference, difference, run_noise
+
+Pair = tuple[Estimate, Estimate]
+"""Throughput per GPU and p95 TTFT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interference:
+    """What neighbours cost, by the baseline.
+
+    Attributes:
+        neighbours: most other trials that ran at the same time.
+        throughput, ttft: beside others over alone.
+    """
+
+    neighbours: int
+    throughput: Difference
+    ttft: Difference
+
+    @property
+    def found(self) -> bool:
+        """Whether one of both figures differs by more than launches do."""
+        return self.throughput.is_real or self.ttft.is_real
+
+
+def decisive(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Those whose figures count: without launches beside others of configs that were measured alone."""
+    alone = {trial.config.hash for trial in trials if trial.alone and trial.objectives is not None}
+    return tuple(trial for trial in trials if trial.alone or trial.config.hash not in alone)
+
+
+def comparable(trials: Sequence[Trial]) -> Mapping[int, Pair]:
+    """Both figures of each measured trial by its number, as if it had been measured alone at the study's beginning."""
+    found = undrifted(trials)
+    beside = {trial.number for trial in trials if not trial.alone}
+    cost = interference(trials) if beside else None
+    if cost is None or not cost.found:
+        return found
+    return {number: _as_alone(pair, cost) if number in beside else pair for number, pair in found.items()}
+
+
+def interference(trials: Sequence[Trial]) -> Interference | None:
+    """What the baseline's launches show; None where it was not measured both alone and beside others."""
+    base = next((trial for trial in trials if trial.number == 0), None)
+    if base is None:
+        return None
+    figures = undrifted(trials)
+    launches = [one for one in trials if one.config.hash == base.config.hash and one.number in figures]
+    alone = [figures[one.number] for one in launches if one.alone]
+    beside = [figures[one.number] for one in launches if not one.alone]
+    noise = run_noise(trials)
+    throughput = difference([pair[0] for pair in alone], [pair[0] for pair in beside], noise.throughput_sd)
+    ttft = difference([pair[1] for pair in alone], [pair[1] for pair in beside], noise.ttft_sd)
+    if throughput is None or ttft is None:
+        return None
+    return Interference(
+        neighbours=max(one.result.neighbours for one in launches if one.result is not None),
+        throughput=throughput,
+        ttft=ttft,
+    )
+
+
+def _as_alone(pair: Pair, cost: Interference) -> Pair:
+    throughput, ttft = (
+        figure.times(1 / shown.ratio) if shown.is_real else figure
+        for figure, shown in zip(pair, (cost.throughput, cost.ttft), strict=True)
+    )
+    return throughput, ttft

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from autotune.records import (
     Config,
-    EarlyReason,
     Estimate,
     Failure,
     FailureClass,
@@ -36,11 +35,9 @@ MEMORY_CLASSES = frozenset(
 """Failures for want of memory: a little less of something cures them."""
 
 
-CUT_TTFT_SD = 0.2
-"""Of the logarithm of a p95 TTFT that a level ended early at: it is of a part of the requests."""
-
-QUEUE_TTFT_SD = 0.7
-"""The same where requests came faster than they were served: the wait would have grown on with the level."""
+SHOWN_TTFT_SD = 1.0
+"""Of the logarithm of the p95 TTFT that a level showed until it ended early. It begins on an empty server, and waits
+grow: simulated levels showed a third of what they came to (`python -m benchmarks.early`)."""
 
 
 def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[Observation, ...]:
@@ -86,12 +83,11 @@ def shown_until_abandoned(trial: Trial, noise: RunNoise) -> tuple[tuple[float, f
         return None
     if throughput is None or ttft is None or throughput.value <= 0 or ttft.value <= 0:
         return None
-    queue = result.early is None or result.early.reason is EarlyReason.SATURATED
     return (
         (math.log(throughput.value), math.log(ttft.value)),
         (
             _sd(throughput, noise.throughput_sd, 1),
-            math.hypot(_sd(ttft, noise.ttft_sd, 1), QUEUE_TTFT_SD if queue else CUT_TTFT_SD),
+            math.hypot(_sd(ttft, noise.ttft_sd, 1), SHOWN_TTFT_SD),
         ),
     )
 

@@ -78,7 +78,9 @@ def silence_output() -> None:
 
 def _internal(error: Exception) -> NoReturn:
     """A bug of ours: the story goes to a file, the operator gets one line."""
-    story = "".join(traceback.format_exception(error))
+    from autotune.engine.redaction import redact
+
+    story = redact("".join(traceback.format_exception(error)))
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="autotune-internal-error-", suffix=".txt", delete=False, encoding="utf-8"
@@ -94,5 +96,8 @@ def _internal(error: Exception) -> NoReturn:
 
 def _say(text: str) -> None:
     """Names in a message must not move the cursor. `report.wording` does the same, but takes long to import."""
+    from autotune.engine.redaction import redact_prose  # here, as most commands end without a word
+
+    text = redact_prose(text)
     plain = (c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
     print("".join(plain), file=sys.stderr)

@@ -102,7 +102,7 @@ def read_records(path: Path) -> LevelFile:
             return _parse(head, lines)
     except (OSError, EOFError, zlib.error) as error:
         raise StorageError(f"cannot read the request records in {path}: {error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{path} is not a file of request records, or is cut off: {error}") from error
 
 

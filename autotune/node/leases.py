@@ -348,7 +348,7 @@ def _read(descriptor: int) -> LeaseRecord | None:
             pgid=None if pgid is None else int(pgid),
             baseline_bytes=None if baseline is None else int(baseline),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # empty, or not written yet
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS, AcceptedFlags, from_argv
+from autotune.engine.redaction import redact
 from autotune.errors import InvalidOption, UnknownName
 from autotune.recipe import Recipe
 from autotune.records import Value
@@ -29,6 +30,13 @@ def extra_flags(recipe: Recipe) -> tuple[tuple[str, Value], ...]:
                 f"--{name}",
                 "no secrets, which would be stored with the study",
                 hint=f"Set {SECRET_FLAGS[name]} in the environment that autotune runs in; the server inherits it.",
+            )
+        if isinstance(value, str) and redact(value) != value:
+            raise InvalidOption(
+                "--",
+                f"--{name} {redact(value)}",
+                "no secrets, which would be stored with the study",
+                hint="Set it in the environment that autotune runs in; the server inherits it.",
             )
     return extra
 

@@ -69,7 +69,7 @@ def _draft(value: Value) -> str | None:
         return value
     try:
         found = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     model = found.get("model") if isinstance(found, dict) else None
     return model if isinstance(model, str) else None

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 from pydantic.config import JsonDict
 
 from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS
+from autotune.engine.redaction import REDACTED, is_secret_name, redact
 from autotune.errors import InvalidFile
 from autotune.records import Value
 from autotune.search.parameter import Conditions, Parameter, value_key
@@ -19,7 +20,7 @@ from autotune.search.space_range import MAX_CHOICES, RangeEntry, choices_of_rang
 _PARAMETER_NAME = r"^(env:[A-Za-z_][A-Za-z0-9_]*|[a-z][a-z0-9]*(-[a-z0-9]+)*)$"
 
 _MANAGED = MANAGED_FLAGS | {"served-model-name"}  # a name that differs from trial to trial is of use to nobody
-_SECRET = SECRET_FLAGS.keys() | {"env:HF_TOKEN", "env:HUGGING_FACE_HUB_TOKEN", "env:VLLM_API_KEY"}
+_SECRET = SECRET_FLAGS.keys()
 
 MAX_PARAMETERS = 200
 """Of one space; vLLM has about 320 flags."""
@@ -103,10 +104,13 @@ def space_content(content: object, file: str) -> SpaceContent:
     except ValidationError as error:
         raise _as_invalid_file(error, content, file) from None
     fixed = {name: value for name, value in parsed.fixed.items() if value is not None}
-    for name in parsed.parameters:
+    for name, entry in parsed.parameters.items():
         _check_name(name, "parameters", file)
-    for name in fixed:
+        for index, choice in enumerate(entry.choices or ()):
+            _check_value(choice, f"parameters.{name}.choices[{index}]", file)
+    for name, value in fixed.items():
         _check_name(name, "fixed", file)
+        _check_value(value, f"fixed.{name}", file)
     for name in parsed.parameters.keys() & fixed.keys():
         raise InvalidFile(file, f"fixed.{name}", fixed[name], "a flag that is not searched under parameters as well")
     parameters = {name: _as_parameter(name, entry, file) for name, entry in parsed.parameters.items()}
@@ -155,7 +159,7 @@ def _is_checkpoint(choice: Value) -> bool:
 def _check_name(name: str, section: str, file: str) -> None:
     if name in _MANAGED and not (name == MODEL and section == "parameters"):
         raise InvalidFile(file, f"{section}.{name}", name, "a flag that autotune does not set itself for each launch")
-    if name in _SECRET:
+    if name in _SECRET or (name.startswith("env:") and is_secret_name(name)):
         raise InvalidFile(
             file,
             f"{section}.{name}",
@@ -166,6 +170,17 @@ def _check_name(name: str, section: str, file: str) -> None:
     if not re.fullmatch(_PARAMETER_NAME, name):
         raise InvalidFile(
             file, f"{section}.{name}", name, "a vllm serve flag without dashes (max-num-seqs) or env:NAME"
+        )
+
+
+def _check_value(value: Value, place: str, file: str) -> None:
+    if isinstance(value, str) and redact(value) != value:
+        raise InvalidFile(
+            file,
+            place,
+            REDACTED,
+            "no secrets",
+            hint="Set it in the environment that autotune runs in; the server inherits it and nothing is stored.",
         )
 
 

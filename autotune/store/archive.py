@@ -279,8 +279,9 @@ def open_archive(path: Path, *, most_bytes: int = MOST_BYTES) -> Iterator[Archiv
         RecursionError,
     ) as error:  # no JSON, no values of ours
         raise InvalidFile(file, ROWS, f"{type(error).__name__}: {error}", "rows that this version can read") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        # RuntimeError: encrypted, or a compression or a version that Python does not know.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
+        # RuntimeError: encrypted, or a compression or a version that Python does not know. OSError: places before the
+        # file's beginning, or a file that cannot be read.
         raise InvalidFile(file, "", f"damaged or another format: {error}", _WHAT) from None
 
 

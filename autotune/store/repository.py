@@ -192,7 +192,8 @@ class Store:
             StudyBusy: `number` is not the next one: another tuner is adding trials to this study.
         """
         with self._write() as session:
-            parent = self._study(session, study)
+            # PostgreSQL has no writers' lock as SQLite has: the study's row is it, or two would take one number.
+            parent = self._study(session, study, locked=True)
             count = session.scalar(select(func.count()).where(TrialRow.study_id == parent.id)) or 0
             if number not in (None, count):
                 raise StudyBusy(
@@ -454,10 +455,11 @@ class Store:
         except UndecodableRecord as error:
             raise StorageError(f"{self.location.label}: holds a record that cannot be read: {error}") from error
 
-    def _study(self, session: Session, name: str) -> StudyRow:
+    def _study(self, session: Session, name: str, *, locked: bool = False) -> StudyRow:
         # A database takes text that is UTF-8; a name from the command line may be none, and then no study has it.
         utf8 = name.encode("utf-8", "replace").decode() == name
-        row = session.scalar(select(StudyRow).where(StudyRow.name == name)) if utf8 else None
+        wanted = select(StudyRow).where(StudyRow.name == name)
+        row = session.scalar(wanted.with_for_update() if locked else wanted) if utf8 else None
         if row is None:
             known = session.scalars(select(StudyRow.name)).all()
             raise UnknownName("study", name, known, source=self.location.label)

@@ -1,8 +1,8 @@
-"""What every database must do for us. SQLite always; PostgreSQL when AUTOTUNE_TEST_POSTGRES_URL names an empty one."""
+"""What every database must do for us: SQLite, and PostgreSQL where it is installed."""
 
 from __future__ import annotations
 
-import os
+import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -30,6 +30,8 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
+from autotune.store.archive import export_study, import_study, open_archive
+from autotune.store.outlines import Tally
 from autotune.store.repository import Store
 from autotune.store.study_record import (
     AttemptState,
@@ -67,12 +69,10 @@ class Ticks:
         return START + timedelta(seconds=self.seconds)
 
 
-POSTGRES_URL = os.environ.get("AUTOTUNE_TEST_POSTGRES_URL")
-
-
-@pytest.fixture(params=["sqlite", *(["postgresql"] if POSTGRES_URL else [])])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def store(request, tmp_path):
-    with Store.open(POSTGRES_URL if request.param == "postgresql" else tmp_path / "a.db", now=Ticks()) as opened:
+    url = request.getfixturevalue("postgres_url") if request.param == "postgresql" else tmp_path / "a.db"
+    with Store.open(url, now=Ticks()) as opened:
         yield opened
         if request.param == "postgresql":
             with opened._writer.begin() as connection:
@@ -324,3 +324,57 @@ def test_a_failed_verb_leaves_no_half(store, study):
     (trial,) = store.trials(study)
     assert trial.result is None
     store.finish_trial(study, 0, MEASURED)
+
+
+def test_what_is_read_in_brief_is_what_is_read_in_full(store, study):
+    for number in range(3):
+        begin(store, study, number, config=Config.of({"x": number, "odd": "é"}))
+        store.begin_attempt(study, number, directory=f"t/{number}")
+        if number < 2:
+            store.finish_trial(study, number, MEASURED)
+    full, brief = store.trials(study), store.outlines(study, latencies=("ttft", "tpot"))
+    assert [trial.objectives for trial in brief] == [trial.objectives for trial in full]
+    assert [(trial.config, trial.attempts) for trial in brief] == [(trial.config, trial.attempts) for trial in full]
+    assert store.trials_of(study, [2, 0]) == (full[0], full[2])
+    assert store.tallies() == {study: Tally(counted=2, measured=2, waiting=2)}
+
+
+def test_several_writers_number_their_trials_without_gaps(store, study):
+    failures = []
+
+    def write(writer):
+        try:
+            with Store.open(store.location.url.render_as_string(hide_password=False), create=False) as own:
+                for index in range(5):
+                    trial = begin(own, study, None, config=Config.of({"writer": writer, "index": index}))
+                    own.begin_attempt(study, trial.number, directory="t")
+                    own.finish_trial(study, trial.number, MEASURED)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion below
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    trials = store.trials(study)
+    assert [trial.number for trial in trials] == list(range(20))
+    assert {trial.result for trial in trials} == {MEASURED}
+
+
+def test_a_study_goes_from_one_database_to_the_other(store, study, tmp_path):
+    begin(store, study, 0)
+    store.begin_attempt(study, 0, directory="t/trial-0000", identity=IDENTITY)
+    store.fault_attempt(study, 0, 1, FAULT)
+    store.begin_attempt(study, 0, directory="t/trial-0000-attempt-2")
+    store.finish_trial(study, 0, MEASURED)
+    export_study(store, tmp_path, study, tmp_path / "a.zip")
+    with Store.open(tmp_path / "other.db") as other, open_archive(tmp_path / "a.zip") as archive:
+        import_study(other, tmp_path, archive, "copy")
+        assert [trial.result for trial in other.trials("copy")] == [trial.result for trial in store.trials(study)]
+        export_study(other, tmp_path, "copy", tmp_path / "b.zip")
+    with open_archive(tmp_path / "b.zip") as archive:
+        import_study(store, tmp_path / "there", archive, "back")
+        assert [trial.result for trial in store.trials("back")] == [trial.result for trial in store.trials(study)]
+    assert [one.name for one in store.studies()] == [study, "back"]

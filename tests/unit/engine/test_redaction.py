@@ -1,8 +1,11 @@
+import io
+import json
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.engine.redaction import REDACTED, redact
+from autotune.engine.redaction import REDACTED, is_secret_name, redact, redact_data, redact_prose, redact_stream
 
 SECRET = "Zx81kQ0pLm55RtYw72Bv"
 
@@ -79,3 +82,56 @@ FRAGMENTS = [
 def test_redacting_twice_changes_nothing(text):
     once = redact(text)
     assert redact(once) == once
+
+
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "env:MY_TOKEN", "--api-key", "DB_PASSWORD", "aws_secret", "X_API_KEY", "Authorization"]
+)
+def test_names_of_secrets(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "tokenizer", "kv_cache_tokens", "bos_token", "monkey", "key", "env:OMP_NUM_THREADS"]
+)
+def test_names_of_other_things(name):
+    assert not is_secret_name(name)
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+        max_leaves=8,
+    ),
+    st.sampled_from(["HF_TOKEN", "api_key", "env:DB_PASSWORD"]),
+    st.booleans(),
+)
+def test_a_planted_secret_never_leaves_json(data, name, several):
+    # Two secrets: one that gives itself away, and one that only its name does.
+    planted = {"deep": [data, {name: [SECRET, SECRET] if several else SECRET}], "pair": [name, SECRET]}
+    planted["words"] = ["vllm", "--api-key", SECRET, SECRET, "--port", "1", f"--hf-token={SECRET}"]
+    planted["text"] = f"a hf_{SECRET} b"
+    shown = redact_data(planted)
+    assert SECRET not in json.dumps(shown)
+    assert redact_data(shown) == shown
+    assert shown["deep"][0] == redact_data(data)
+    assert shown["words"][4:6] == ["--port", "1"]
+
+
+@given(st.binary(max_size=300), st.integers(0, 3_000_000), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_planted_secret_never_leaves_a_log(around, before, newline):
+    line = b"x " * (before // 2) + f"HF_TOKEN={SECRET} hf_{SECRET} ".encode() + around
+    shown = b"".join(redact_stream(io.BytesIO(line + b"\n" * newline)))
+    assert SECRET.encode() not in shown
+    assert shown.startswith(b"x " * (before // 2))
+    assert b"".join(redact_stream(io.BytesIO(shown))) == shown
+
+
+def test_sentences_keep_their_words():
+    said = "--api-key is a secret: set VLLM_API_KEY; a bearer token is none"
+    assert redact_prose(said) == said
+    assert SECRET not in redact_prose(
+        f"model 'https://me:{SECRET}@h/x', hf_{SECRET}, --api-key={SECRET} HF_TOKEN={SECRET}"
+    )

@@ -1,12 +1,14 @@
 """Times of requests in the access log of a web server in front of vLLM (common and combined format: nginx, Apache).
 
-Such a log says when requests came and nothing of their lengths.
+Such a log says when requests came and nothing of their lengths. Apache writes when a request came (%t), nginx when its
+answer ended ($time_local): the rate is the same, and bursts are blurred by how long answers take.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +43,7 @@ def is_access_log(path: Path) -> bool:
     try:
         with _opened(path) as stream:
             return any(_LINE.search(line) for line, _ in zip(stream, range(20), strict=False))
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return False
 
 
@@ -58,7 +60,7 @@ def read_access_log(path: Path) -> AccessLog:
                 found = _LINE.search(line)
                 if found and found["status"].startswith(b"2") and _COMPLETIONS.search(found["path"]):
                     times.append(datetime.strptime(found["at"].decode(), "%d/%b/%Y:%H:%M:%S %z").timestamp())
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InvalidFile(str(path), "", str(error), _ALLOWED) from None
     times.sort()
     # The last second counts whole, as the first does.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from autotune.records import Estimate
 
+_Z95 = 1.959963984540054
 LEAST_BINS = 12
 LEAST_ARRIVALS = 100
 """Fewer say nothing of how requests come: the dispersion of a dozen counts is anything."""
@@ -15,8 +16,8 @@ LEAST_ARRIVALS = 100
 def dispersion_of(counts: Sequence[float], lengths_s: Sequence[float]) -> Estimate | None:
     """Variance of the counts over their mean: 1 for a Poisson stream, above 1 in bursts, 0 for even spacing.
 
-    The 95 % interval is that of a chi-squared variable with one degree of freedom less than there are bins, in its
-    normal form. None of too few.
+    The 95 % interval is that of a chi-squared variable with one degree of freedom less than there are bins. None of too
+    few.
 
     Args:
         lengths_s: of the bins, about equal.
@@ -26,9 +27,18 @@ def dispersion_of(counts: Sequence[float], lengths_s: Sequence[float]) -> Estima
         return None
     rate = total / length
     squares = [(n - rate * s) ** 2 / (rate * s) for n, s in zip(counts, lengths_s, strict=True) if s > 0]
-    value = sum(squares) / (len(counts) - 1)
-    error = 1.96 * value * math.sqrt(2 / (len(counts) - 1))
-    return Estimate(value=value, low=max(0.0, value - error), high=value + error)
+    df = len(counts) - 1
+    value = sum(squares) / df
+    return Estimate(value=value, low=value / _chi_squared(_Z95, df), high=value / _chi_squared(-_Z95, df))
+
+
+def _chi_squared(z: float, df: int) -> float:
+    """Quantile over df, at a normal deviate (Wilson and Hilferty, 1931; within 1 % of it from LEAST_BINS bins on).
+
+    Its plain normal form takes every eighth Poisson stream in twelve bins for an even one.
+    """
+    part = 2 / (9 * df)
+    return (1 - part + z * math.sqrt(part)) ** 3
 
 
 def rate_of(arrived: int, seconds: float, dispersion: Estimate | None) -> Estimate:

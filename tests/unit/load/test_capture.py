@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import heapq
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autotune.cli.workload_capture import Captured, _fit, captured_log
@@ -141,6 +143,19 @@ def test_counts_of_even_bins() -> None:
     assert bursty is not None
     # Every count is 10 off a mean of 10: 20 x 100 / 10 over 19.
     assert bursty.value == pytest.approx(200 / 19)
+    # Chi-squared with 19 degrees of freedom, from any table: 8.907 and 32.852.
+    assert (bursty.low, bursty.high) == (pytest.approx(200 / 32.852, rel=0.002), pytest.approx(200 / 8.907, rel=0.002))
+
+
+def test_few_bins_of_a_poisson_stream_are_rarely_taken_for_another() -> None:
+    rng = np.random.default_rng(3)
+    found = [dispersion_of(list(rng.poisson(20.0, 12)), [1.0] * 12) for _ in range(2000)]
+    even, bursty = (
+        sum(one is not None and is_off(one) for one in found) / len(found)
+        for is_off in (lambda one: one.high < 1, lambda one: one.low > 1)
+    )
+    assert 0.01 < even < 0.04
+    assert 0.01 < bursty < 0.04
 
 
 def access_line(at: datetime, request: str = "POST /v1/chat/completions", status: int = 200) -> str:
@@ -168,6 +183,15 @@ def test_what_is_no_access_log(tmp_path: Path) -> None:
     path.write_text('{"prompt_tokens": 1}\n')
     assert not is_access_log(path)
     assert not is_access_log(tmp_path / "nosuch")
+    damaged = tmp_path / "access.log.gz"
+    packed = bytearray(
+        gzip.compress(b"".join(access_line(datetime(2026, 1, 2, tzinfo=UTC)).encode() for _ in range(9)))
+    )
+    packed[12:20] = b"\xff" * 8
+    damaged.write_bytes(packed)
+    assert not is_access_log(damaged)
+    with pytest.raises(InvalidFile):
+        read_access_log(damaged)
     path.write_text(access_line(datetime(2026, 1, 2, tzinfo=UTC)))
     with pytest.raises(InvalidFile, match="1 answered requests"):
         read_access_log(path)

@@ -1,8 +1,8 @@
 """The shell of the gate: launch candidate and what runs today in ABBA order, drive both alike, have it judged.
 
 A (what runs today), B, B, A: what drifts evenly over the verification then cancels, and the candidate's second launch
-follows its first, which shows that it starts again. Prompts and arrivals come from a seed that no trial of the study
-had, and are the same in every launch.
+follows its first, which shows that it starts again. Lengths and arrivals come from a seed that no trial of the study
+had, and are the same in every launch; made-up words differ from launch to launch, as between trials.
 """
 
 from __future__ import annotations

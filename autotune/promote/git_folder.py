@@ -19,7 +19,7 @@ from autotune.promote.quoting import comment_text
 from autotune.promote.rendering import gate_summary
 from autotune.promote.writing import write_files
 
-TRAILER = "Autotune-Promotion"
+TRAILER, FOLDER_TRAILER = "Autotune-Promotion", "Autotune-Folder"
 DEADLINE_S = 60.0
 """Of one git command; a hook or a signing agent that asks something would wait for ever."""
 
@@ -96,8 +96,18 @@ class _Git:
         """Labels of the promotions that were committed before."""
         if not self._run("rev-parse", "--verify", "--quiet", "HEAD", check=False):
             return frozenset()
-        listed = self._run("log", f"--format=%(trailers:key={TRAILER},valueonly)", "--", ".")
-        return frozenset(line.strip() for line in listed.splitlines() if line.strip())
+        # Several folders of a repository may hold a name of their own. A commit that changed no file, as of a rollback
+        # to what was there already, is none of a path: it is known by the folder that it tells. Older ones tell none.
+        by_path = self._run("log", f"--format=%(trailers:key={TRAILER},valueonly)", "--", ".")
+        known = {line.strip() for line in by_path.splitlines() if line.strip()}
+        form = "%x09".join(f"%(trailers:key={key},valueonly,separator=%x20)" for key in (FOLDER_TRAILER, TRAILER))
+        own = f"{self._place()}\t"
+        told = self._run("log", f"--format={form}").splitlines()
+        return frozenset(known | {line.removeprefix(own).strip() for line in told if line.startswith(own)})
+
+    def _place(self) -> str:
+        """The folder within its repository; `.` at the top."""
+        return comment_text(self._run("rev-parse", "--show-prefix")).rstrip("/") or "."
 
     def commit(self, paths: Sequence[str], entry: Entry) -> None:
         """One commit of exactly these paths."""
@@ -107,7 +117,7 @@ class _Git:
             *("-c", "user.useConfigOnly=false", "commit", "--quiet", "--allow-empty", "--file=-"),
             *(f"--author={_signature(promotion.author)}", f"--date={promotion.created_at.isoformat()}"),
             *("--only", "--", *paths),
-            text=message(entry),
+            text=f"{message(entry)}{FOLDER_TRAILER}: {self._place()}\n",
         )
 
     def _run(self, *words: str, check: bool = True, text: str = "") -> str:

@@ -64,6 +64,23 @@ def test_an_export_can_be_repeated(tmp_path: Path, environ: dict[str, str]) -> N
     assert commit_promotions([one, two], tmp_path / "repo", environ=environ) == ()
 
 
+@pytest.mark.parametrize("below", ["", "clusters/a b"])
+def test_going_back_to_what_is_there_already_is_exported_once(
+    tmp_path: Path, environ: dict[str, str], below: str
+) -> None:
+    folder = tmp_path / "repo" / below
+    git(tmp_path, "init", "--quiet", "repo")
+    one, two = entry(1, seqs=8), entry(2, seqs=16)
+    again = replace(one, version=3, promotion=one.promotion.restored(1, created_at=CREATED, author="a", reason="r"))
+    twice, last = replace(again, version=4), entry(5, seqs=32)
+    commit_promotions([one, two, again, twice, last], folder, environ=environ)
+    assert len(labels(folder)) == 5
+    assert commit_promotions([one, two, again, twice, last], folder, environ=environ) == ()
+    assert "32" in (folder / "prod-chat.sh").read_text()
+    # Another folder of the repository has its own.
+    assert commit_promotions([one], tmp_path / "repo" / "other", environ=environ) == (one,)
+
+
 def test_nothing_else_that_lies_there_is_committed(tmp_path: Path, environ: dict[str, str]) -> None:
     folder = tmp_path / "repo"
     commit_promotions([entry(1, seqs=8)], folder / "prod", environ=environ)

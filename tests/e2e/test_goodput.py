@@ -53,7 +53,9 @@ def test_the_front_is_of_goodput_and_ttft(studied: Path) -> None:
         if not any(r >= rate and t <= ttft and (r, t) != (rate, ttft) for r, t in found.values())
     }
     assert {trial["number"] for trial in document["front"]} == front
-    assert document["pick"]["goodput_rps_per_gpu"] == max(rate for rate, _ in found.values())
+    # The highest rate, unless a plainer config is tied with it.
+    best = max(found, key=lambda number: found[number][0])
+    assert best in (document["pick"]["number"], document["pick"]["instead_of"])
     assert document["slo"] == SLO
 
 

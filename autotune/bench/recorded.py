@@ -44,6 +44,8 @@ class _Header(BaseModel):
     node: str | None = None
     model: str | None = None
     workload: str | None = None
+    concurrency_per_gpu: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    rate_rps_per_gpu: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     throughput_sd: Annotated[float, Field(ge=0, le=1)] | None = None
     ttft_sd: Annotated[float, Field(ge=0, le=1)] | None = None
 
@@ -97,6 +99,8 @@ class RecordedStudy:
     Attributes:
         baseline: its config; at least one launch of it was measured.
         node, model, workload: by the names that `autotune plan` takes; None where a prior cannot be made.
+        concurrency_per_gpu: of the closed loop; None likewise.
+        rate_rps_per_gpu: of the Poisson level that TTFT is of; None where it is that of the closed loop.
         noise: between launches of one config; None where the repeats are to say, or what is usual.
     """
 
@@ -107,6 +111,8 @@ class RecordedStudy:
     node: str | None = None
     model: str | None = None
     workload: str | None = None
+    concurrency_per_gpu: float | None = None
+    rate_rps_per_gpu: float | None = None
     noise: Noise | None = None
 
 
@@ -151,6 +157,8 @@ def parse_recorded(text: str, *, file: str) -> RecordedStudy:
         node=header.node,
         model=header.model,
         workload=header.workload,
+        concurrency_per_gpu=header.concurrency_per_gpu,
+        rate_rps_per_gpu=header.rate_rps_per_gpu,
         noise=_noise(header),
     )
     if not any(one.config == study.baseline and one.failure is None for one in launches):
@@ -170,6 +178,8 @@ def dump_recorded(study: RecordedStudy) -> str:
         "node": study.node,
         "model": study.model,
         "workload": study.workload,
+        "concurrency_per_gpu": study.concurrency_per_gpu,
+        "rate_rps_per_gpu": study.rate_rps_per_gpu,
         "baseline": study.baseline.as_dict(),
         "throughput_sd": study.noise.throughput_sd if study.noise else None,
         "ttft_sd": study.noise.ttft_sd if study.noise else None,

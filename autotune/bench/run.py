@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from autotune.bench.beliefs import prior_of
+from autotune.bench.beliefs import prior_of, prior_of_closed
 from autotune.bench.contenders import Known, SamplerName, make_contender
 from autotune.bench.physics import Load
-from autotune.bench.recorded import read_recorded, recorded_surface
+from autotune.bench.recorded import RecordedStudy, read_recorded, recorded_surface
 from autotune.bench.replay import MOST_LAUNCHES, replay
-from autotune.bench.situations import NODES, Situation, situation_of
+from autotune.bench.situations import NODES, Situation, plan_of, situation_of
 from autotune.bench.summary import Study
-from autotune.bench.surfaces import Surface, SurfaceKind
+from autotune.bench.surfaces import Surface
 from autotune.bench.truth import simulated_surface
+from autotune.records import Config
+from autotune.search.prior.expectation import Prior
+from autotune.search.space import SearchSpace
 
 SEEDS = 7
 """Per surface and sampler: 56 studies pooled over eight nodes."""
@@ -84,8 +87,9 @@ def run(asked: Asked, progress: Callable[[int, int, Study], None]) -> tuple[Stud
         InvalidFile: a recorded study that cannot be read.
     """
     jobs = jobs_of(asked)
-    for path in asked.files:
-        read_recorded(path)  # a bad file is told before any work is done
+    for path in asked.files:  # a bad file is told before any work is done
+        study = read_recorded(path)
+        recorded_prior(study, recorded_surface(study).space)
     done: dict[Job, Study] = {}
     waiting = iter(jobs)
     # Spawned, not forked: the parent may hold threads and locks of its libraries.
@@ -124,8 +128,9 @@ def _subject(name: str, cache_dir: Path | None) -> tuple[Surface, Known]:
     """A surface, and what a study of it knows: two things that meet in `replay` only."""
     spec = next((one for one in NODES if one.name == name), None)
     if spec is None:
-        surface = recorded_surface(read_recorded(Path(name)))
-        return surface, _recorded_known(surface)
+        study = read_recorded(Path(name))
+        surface = recorded_surface(study)
+        return surface, _recorded_known(study, surface.space, surface.configs, surface.configs[surface.baseline])
     situation = situation_of(spec)
     surface = simulated_surface(spec, situation, cache_dir)
     return surface, _known(situation, surface.load)
@@ -138,19 +143,35 @@ def _known(situation: Situation, load: Load | None) -> Known:
         baseline=situation.baseline,
         recipes=situation.recipes,
         budget=MOST_LAUNCHES,
-        prior=None if load is None else prior_of(situation, load),
+        prior=None if load is None else prior_of(situation.plan, situation.space, load),
     )
 
 
-def _recorded_known(surface: Surface) -> Known:
-    assert surface.kind is SurfaceKind.RECORDED
+def _recorded_known(study: RecordedStudy, space: SearchSpace, configs: tuple[Config, ...], baseline: Config) -> Known:
+    """From the recording's header and the configs that may be launched; none of its figures."""
     return Known(
-        space=surface.space,
-        configs=surface.configs,
-        baseline=surface.configs[surface.baseline],
+        space=space,
+        configs=configs,
+        baseline=baseline,
         recipes=(),
         budget=MOST_LAUNCHES,
+        prior=recorded_prior(study, space),
     )
+
+
+def recorded_prior(study: RecordedStudy, space: SearchSpace) -> Prior | None:
+    """The prior of the study that a recording's header describes; None where it lacks one of node, model, workload and
+    concurrency.
+
+    Raises:
+        AutotuneError: a name that `autotune plan` does not know.
+    """
+    if study.node is None or study.model is None or study.workload is None or study.concurrency_per_gpu is None:
+        return None
+    plan = plan_of(study.node, study.model, study.workload)
+    if study.rate_rps_per_gpu is None:
+        return prior_of_closed(plan, space, study.concurrency_per_gpu)
+    return prior_of(plan, space, Load(concurrency=study.concurrency_per_gpu, rate_rps=study.rate_rps_per_gpu))
 
 
 def _one_thread() -> None:

@@ -116,13 +116,8 @@ class Situation:
 
 
 def situation_of(spec: NodeSpec) -> Situation:
-    """Plan the study of `spec` without looking at this machine: no probe, no environment, no hub."""
-    nowhere = Path("/nonexistent")
-    here = Surroundings(environ={}, home=nowhere, probe=None, shm_bytes=None, has_kfd=False, cache_dir=nowhere)
-    recipe = Recipe(
-        name="benchmark", model=spec.model, workload=spec.workload, node=spec.node, engine=EngineChoice.SIMULATED
-    )
-    plan = make_plan(recipe, here)
+    """The study of `spec`, planned."""
+    plan = plan_of(spec.node, spec.model, spec.workload)
     shape = plan.shape
     assert shape is not None  # the models of NODES are in the catalogue
     space = _with_more(plan.space, spec.more)
@@ -144,6 +139,18 @@ def situation_of(spec: NodeSpec) -> Situation:
         context=plan.context,
         plan=plan,
     )
+
+
+def plan_of(node: str, model: str, workload: str) -> StudyPlan:
+    """Plan a study without looking at this machine: no probe, no environment, no hub.
+
+    Raises:
+        AutotuneError: a name that `autotune plan` does not know, or a model that does not fit the node.
+    """
+    nowhere = Path("/nonexistent")
+    here = Surroundings(environ={}, home=nowhere, probe=None, shm_bytes=None, has_kfd=False, cache_dir=nowhere)
+    recipe = Recipe(name="benchmark", model=model, workload=workload, node=node, engine=EngineChoice.SIMULATED)
+    return make_plan(recipe, here)
 
 
 def _with_more(space: SearchSpace, more: Mapping[str, tuple[Value, ...]]) -> SearchSpace:

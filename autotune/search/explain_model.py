@@ -18,7 +18,6 @@ from autotune.search.prior.candidates import Candidates, unknown_expectation
 from autotune.search.prior.evidence import observations
 from autotune.search.prior.expectation import THROUGHPUT, TTFT, Expectation, Floats, Observation, Prior
 from autotune.search.prior.feasibility import probabilities
-from autotune.search.prior.gp import Points
 from autotune.search.prior.surrogate import Surrogate, learn
 from autotune.search.space import SearchSpace
 
@@ -103,13 +102,13 @@ class Beliefs:
         configs = [one.config for one in self.seen]
         prior = None if self.prior is None or not configs else self.prior.expect(configs)
         return probabilities(
-            Points(self.listed.coder.encode(configs), np.zeros(len(configs))),
-            np.array([one.feasible for one in self.seen], dtype=np.bool_),
+            self.listed.coder,
+            self.seen,
+            self.listed.coder.encode(configs),
             (prior or unknown_expectation(len(configs))).feasible,
-            Points(self.listed.at, np.zeros(len(self.listed.at))),
+            self.listed.at,
             self.expected.feasible,
-            self.listed.coder.groups,
-            np.array([one.feasible or one.short_of_memory is not False for one in self.seen], dtype=np.bool_),
+            self.expected.memory_sd_bytes,
         )
 
 

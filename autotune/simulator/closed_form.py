@@ -69,22 +69,29 @@ class Factors:
     """What the physical coefficients are multiplied with: the few that a study's own trials can tell.
 
     Attributes:
-        compute, memory: time of arithmetic and of reading.
+        compute, memory: time of arithmetic and of reading. Each factor is one for all settings, or one for each.
         overhead: launches, planning, sampling, the API server.
         wire: collectives.
         wait: everything of TTFT that is waiting.
     """
 
-    compute: float = 1.0
-    memory: float = 1.0
-    overhead: float = 1.0
-    wire: float = 1.0
-    wait: float = 1.0
+    compute: float | Floats = 1.0
+    memory: float | Floats = 1.0
+    overhead: float | Floats = 1.0
+    wire: float | Floats = 1.0
+    wait: float | Floats = 1.0
 
     @classmethod
     def of(cls, logs: Sequence[float]) -> Factors:
         """From logarithms, in the order of the fields."""
         return cls(**{one.name: math.exp(log) for one, log in zip(fields(cls), logs, strict=True)})
+
+    @classmethod
+    def several(cls, logs: Floats, count: int) -> Factors:
+        """For `Columns.repeated`: each row of `logs`, shape (times, factors), for `count` settings."""
+        return cls(
+            **{one.name: np.repeat(np.exp(column), count) for one, column in zip(fields(cls), logs.T, strict=True)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,19 @@ class Columns:
     kv_token_s: Floats
     busiest: Floats
     busiest_row: NDArray[np.intp]
+
+    def repeated(self, times: int) -> Columns:
+        """All settings, one such row of them after the other: many small calls cost more than a large one."""
+        kinds = (1, times)
+        return Columns(
+            {name: np.tile(one, times) for name, one in self.of.items()},
+            np.tile(self.windows, kinds),
+            np.tile(self.pair_flops, kinds),
+            np.tile(self.context_flops, kinds),
+            np.tile(self.kv_token_s, kinds),
+            self.busiest,
+            np.tile(self.busiest_row, times),
+        )
 
 
 def columns_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 
 import numpy as np
@@ -143,11 +143,8 @@ class Candidates:
 def _shifted(plain: Expectation, corrections: tuple[Floats, Floats] | None) -> Expectation:
     if corrections is None:
         return plain
-    return Expectation(
-        log_throughput=plain.log_throughput + corrections[0],
-        log_ttft=plain.log_ttft + corrections[1],
-        feasible=plain.feasible,
-        minutes=plain.minutes,
+    return replace(
+        plain, log_throughput=plain.log_throughput + corrections[0], log_ttft=plain.log_ttft + corrections[1]
     )
 
 

@@ -12,7 +12,7 @@ marks are for what one choice does by itself. A value that is no choice has no m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,18 @@ from autotune.search.parameter import Parameter, is_number, value_key
 from autotune.search.prior.expectation import Floats
 from autotune.search.space import SearchSpace
 
-MARK = -1
+MARK, LAYOUT_MARK = -1, -2
+"""Groups of the marks of choices: of any parameter, and of one that lays the model out over GPUs."""
+
+LAYOUT = frozenset(
+    {
+        "tensor-parallel-size",
+        "pipeline-parallel-size",
+        "data-parallel-size",
+        "enable-expert-parallel",
+        "all2all-backend",
+    }
+)
 
 _LOG_FROM = 4.0
 _APART = math.sqrt(0.5)
@@ -35,8 +46,9 @@ class Coder:
     """Turns configs of one space into coordinates.
 
     Attributes:
-        groups: for each coordinate, the place of its parameter in `names`; `MARK` for marks.
+        groups: for each coordinate, the place of its parameter in `names`; below 0 for marks.
         owners: for each mark, the place of its parameter.
+        marks: which coordinates are marks.
         names: parameters that have more than one choice, or whose only choice a config may lack.
     """
 
@@ -45,9 +57,19 @@ class Coder:
         self.names = tuple(column.name for column in self._columns)
         places = np.arange(len(self._columns))
         self.owners: NDArray[np.intp] = np.repeat(places, [column.choices for column in self._columns])
+        kinds = np.array([LAYOUT_MARK if name in LAYOUT else MARK for name in self.names], dtype=np.intp)
         self.groups: NDArray[np.intp] = np.concatenate(
-            [np.repeat(places, [column.width for column in self._columns]), np.full(len(self.owners), MARK)]
+            [np.repeat(places, [column.width for column in self._columns]), kinds[self.owners]]
         )
+        self.marks: NDArray[np.bool_] = self.groups < 0
+
+    def pull(self, names: Collection[str]) -> Floats:
+        """A direction: 1 along the numbers of each of these parameters, 0 along everything else."""
+        found = np.zeros(len(self.groups))
+        for place, column in enumerate(self._columns):
+            if column.name in names and column.is_ordered:
+                found[np.flatnonzero(self.groups == place)[0]] = 1.0
+        return found
 
     def encode(self, configs: Sequence[Config]) -> Floats:
         """Coordinates, shape (configs, coordinates)."""
@@ -67,13 +89,13 @@ class _Column:
         self.name = parameter.name
         numbers = sorted(float(choice) for choice in parameter.choices if is_number(choice))
         named = [choice for choice in parameter.choices if choice is not None]
-        self._ordered = len(numbers) == len(named) >= 2
-        self._log = self._ordered and numbers[0] > 0 and numbers[-1] >= _LOG_FROM * numbers[0]
-        self._low, self._high = (self._scaled(numbers[0]), self._scaled(numbers[-1])) if self._ordered else (0.0, 1.0)
+        self.is_ordered = len(numbers) == len(named) >= 2
+        self._log = self.is_ordered and numbers[0] > 0 and numbers[-1] >= _LOG_FROM * numbers[0]
+        self._low, self._high = (self._scaled(numbers[0]), self._scaled(numbers[-1])) if self.is_ordered else (0.0, 1.0)
         self._places = {value_key(choice): place for place, choice in enumerate(named)}
         self._marks = {value_key(choice): place for place, choice in enumerate(parameter.choices)}
         self.choices = len(parameter.choices)
-        self.width = 2 if self._ordered else len(named) + 1
+        self.width = 2 if self.is_ordered else len(named) + 1
 
     def encode(self, given: Sequence[dict[str, Value]]) -> Floats:
         """Coordinates, then marks."""
@@ -91,7 +113,7 @@ class _Column:
         return np.array(rows).reshape(-1, self.width + self.choices)[places]
 
     def _row(self, value: Value) -> list[float]:
-        if self._ordered:
+        if self.is_ordered:
             if not is_number(value) or (self._log and value <= 0):
                 return [0.5, 1.0]
             share = (self._scaled(float(value)) - self._low) / (self._high - self._low)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.records import (
     Config,
@@ -14,6 +14,7 @@ from autotune.records import (
     Slo,
     SloMetric,
     Trial,
+    Value,
 )
 from autotune.search.noise import RunNoise, run_noise
 from autotune.search.objective import Point, is_goodput, points, violations
@@ -69,6 +70,7 @@ def observations(history: Sequence[Trial], limits: Slo | None = None) -> tuple[O
             sds=_sds(point, noise) if point is not None else shown[1] if shown is not None else (0.0, 0.0),
             partial=point is None and shown is not None,
             short_of_memory=_short_of_memory(result.failure),
+            missing_bytes=_missing(failure),
             keeps=None if point is None else _keeps(point, history, limits),
             kv_tokens=facts.kv_cache_tokens if facts is not None else None,
             available_kv_bytes=_whole(failure.get("available_kv_bytes")) if available is None else available,
@@ -102,6 +104,14 @@ def _short_of_memory(failure: Failure | None) -> bool | None:
     if failure is None or failure.kind is FailureClass.SLO_MISSED:
         return None
     return failure.kind in MEMORY_CLASSES
+
+
+def _missing(facts: Mapping[str, Value]) -> int | None:
+    """By how much memory fell short: KV blocks of one longest request, or the allocation that failed."""
+    needed, available = _whole(facts.get("needed_kv_bytes")), _whole(facts.get("available_kv_bytes"))
+    if needed is None or available is None:
+        needed, available = _whole(facts.get("tried_bytes")), _whole(facts.get("free_bytes")) or 0
+    return None if needed is None else max(0, needed - available)
 
 
 def _keeps(point: Point, history: Sequence[Trial], limits: Slo | None) -> bool | None:

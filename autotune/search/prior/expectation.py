@@ -27,12 +27,14 @@ class Expectation:
         log_ttft: natural logarithm of the p95 TTFT in seconds.
         feasible: probability that it starts and serves, 0..1.
         minutes: of one launch with nothing compiled yet, load included.
+        memory_sd_bytes: how far the memory arithmetic behind `feasible` may be off per GPU; None without one.
     """
 
     log_throughput: Floats
     log_ttft: Floats
     feasible: Floats
     minutes: Floats
+    memory_sd_bytes: float | None = None
 
     @property
     def logs(self) -> tuple[Floats, Floats]:
@@ -49,6 +51,7 @@ class Observation:
         sds: standard deviations of those means.
         partial: its levels ended early, so that they are not those that a prior predicts.
         short_of_memory: it failed for want of memory; None where it started or failed for no known reason.
+        missing_bytes: GPU memory that its log says was short; None where it says nothing of the kind.
         keeps: whether it keeps to the limits other than that of the p95 TTFT; None where there are none, or no figures.
         kv_tokens: capacity of the KV cache that the log stated; None where it did not.
         available_kv_bytes: what the log stated to be left for KV per GPU, also where that was too little.
@@ -59,6 +62,7 @@ class Observation:
     logs: tuple[float, float] | None = None
     sds: tuple[float, float] = (0.0, 0.0)
     short_of_memory: bool | None = None
+    missing_bytes: int | None = None
     keeps: bool | None = None
     kv_tokens: int | None = None
     available_kv_bytes: int | None = None

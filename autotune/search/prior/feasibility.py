@@ -1,80 +1,94 @@
 """How probable it is that a config starts and serves, from what was believed and from how launches ended. Pure.
 
-Outcomes are regressed as +1 and -1 by the same process as the objectives, on what the belief leaves unexplained, and
-the result is squashed through the normal distribution. A Laplace approximation of a proper likelihood would cost ten
-solves for each of sixty gradients and orders configs the same way; only the order, and roughly the size, matter to a
-product with the improvement.
-
-Failures for want of memory and failures that some flag causes are two things: the first have neighbourhoods, the second
-have culprits (`culprits`). The probability is the product of both.
+Failures for want of memory and failures that some flag causes are two things: the first add up flag by flag
+(`outcomes`), the second have culprits (`culprits`). The probability is the product of both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.prior.coding import MARK
+from autotune.search.prior.coding import Coder
 from autotune.search.prior.culprits import suspicion
-from autotune.search.prior.expectation import Floats
-from autotune.search.prior.gp import Belief, Gp, Points
+from autotune.search.prior.expectation import Floats, Observation
 from autotune.search.prior.normal import cumulative
+from autotune.search.prior.outcomes import Outcomes
 
 UNKNOWN = 0.85
 """Of a config that no prior says anything about; the rules have already refused what surely fails."""
 
-_LABEL_SD = 0.25
-_BELIEF = Belief(amplitude=0.7, level_sd=0.2, extra_noise=_LABEL_SD, extra_noise_sd=0.3, amplitude_sd=0.5, length=0.35)
+THIRSTY = frozenset({"gpu-memory-utilization", "max-num-batched-tokens", "max-num-seqs", "max-cudagraph-capture-size"})
+"""Flags of which more takes memory that vLLM does not plan for, or leaves less of it."""
+
+THIRST = 0.6
+"""By how much f falls from the smallest to the largest choice of one of them, before anything failed."""
+
+KEPT_REACH = 2.0
+"""A flag decides whether a limit is kept more sharply than whether memory suffices."""
+
 _SURE = 0.02
 """No belief is held with more certainty than this leaves."""
 
+_LOGISTIC = 1.702
+"""A logistic curve of that slope is the normal distribution's to 1 %."""
+
 
 def probabilities(
-    observed: Points,
-    outcomes: NDArray[np.bool_],
-    believed_of_observed: Floats,
-    candidates: Points,
+    coder: Coder,
+    seen: Sequence[Observation],
+    at: Floats,
+    believed_of_seen: Floats,
+    candidates: Floats,
     believed: Floats,
-    groups: NDArray[np.intp],
-    of_memory: NDArray[np.bool_] | None = None,
+    memory_sd_bytes: float | None = None,
 ) -> Floats:
     """P(feasible) of every candidate, shape (candidates,).
 
     Args:
-        outcomes: whether each observed config started and served.
-        believed_of_observed, believed: the prior's probabilities.
-        of_memory: which of the observed failed for want of memory; None where it is not known of any.
+        seen: the baseline first.
+        at, candidates: coordinates and marks of the observed configs and of the candidates.
+        believed_of_seen, believed: the prior's probabilities.
+        memory_sd_bytes: how far the memory arithmetic is off; None where there is none, and bytes say nothing.
     """
-    if not len(observed) or bool(outcomes.all()):
-        # Nothing failed: the beliefs stand, and what was seen to work speaks for them already.
+    if not seen:
         return believed
-    marks = groups == MARK
-    others = np.flatnonzero(~outcomes if of_memory is None else ~outcomes & ~of_memory)
-    suspected, explained = suspicion(
-        observed.at[np.ix_(others, marks)], observed.at[outcomes][:, marks], candidates.at[:, marks]
-    )
-    left = np.ones(len(outcomes), dtype=np.bool_)
+    good = np.array([one.feasible for one in seen], dtype=np.bool_)
+    of_memory = np.array([one.short_of_memory is not False for one in seen], dtype=np.bool_)
+    marks = coder.marks
+    others = np.flatnonzero(~good & ~of_memory)
+    suspected, explained = suspicion(at[np.ix_(others, marks)], at[good][:, marks], candidates[:, marks])
+    left = np.ones(len(good), dtype=np.bool_)
     left[others[explained]] = False
-    if not outcomes[left].all():
-        observed = Points(observed.at[left], observed.slope[left])
-        believed = regressed(observed, outcomes[left], believed_of_observed[left], candidates, believed, groups)
-    return believed * (1.0 - suspected)
+    thirst = coder.pull(THIRSTY)
+
+    def means(points: Floats, probability: Floats) -> Floats:
+        found: Floats = _latent(probability) - THIRST * ((points - at[0]) @ thirst)
+        return found
+
+    if good[left].all():
+        # Nothing failed for want of memory: what is merely new is no more suspect than what is known.
+        return cumulative(means(candidates, believed)) * (1.0 - suspected)
+    learnt = Outcomes.learn(
+        at[left], means(at, believed_of_seen)[left], good[left], coder.groups, _shortages(seen, memory_sd_bytes)[left]
+    )
+    return learnt.probability(candidates, means(candidates, believed)) * (1.0 - suspected)
 
 
-def regressed(
-    observed: Points,
-    outcomes: NDArray[np.bool_],
-    believed_of_observed: Floats,
-    candidates: Points,
-    believed: Floats,
-    groups: NDArray[np.intp],
-) -> Floats:
-    """P(good) of every candidate from outcomes in their neighbourhoods; arguments as in `probabilities`."""
-    labels = np.where(outcomes, 1.0, -1.0) - _centre(believed_of_observed)
-    gp = Gp.fit(observed, labels, np.zeros(len(labels)), groups, _BELIEF)
-    means, sds = gp.predict(candidates)
-    return cumulative((means + _centre(believed)) / np.sqrt(sds**2 + _LABEL_SD**2 + 0.1))
+def kept(coder: Coder, at: Floats, keeps: NDArray[np.bool_], candidates: Floats, believed: float) -> Floats:
+    """P(keeps to the limits) of every candidate, from those of which it is known."""
+    means = _latent(np.full(1, believed))
+    learnt = Outcomes.learn(at, np.repeat(means, len(at)), keeps, coder.groups, reach=KEPT_REACH)
+    return learnt.probability(candidates, np.repeat(means, len(candidates)))
 
 
-def _centre(probability: Floats) -> Floats:
-    return 2.0 * np.clip(probability, _SURE, 1.0 - _SURE) - 1.0
+def _shortages(seen: Sequence[Observation], sd: float | None) -> Floats:
+    told = [one.missing_bytes if one.short_of_memory else None for one in seen]
+    return np.array([np.nan if one is None or not sd else one / sd for one in told])
+
+
+def _latent(probability: Floats) -> Floats:
+    held = np.clip(probability, _SURE, 1.0 - _SURE)
+    return np.log(held / (1.0 - held)) / _LOGISTIC

@@ -22,14 +22,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.search.prior.coding import MARK
+from autotune.search.prior.coding import LAYOUT_MARK
 from autotune.search.prior.expectation import Floats
 
 _SQRT5 = math.sqrt(5.0)
 _JITTER = 1e-8
-STEPS = 30
-MOST_FITTED = 96
+STEPS = 20
+MOST_FITTED = 64
 """Points that hyperparameters are searched on: the newest. Predictions use all."""
+LAYOUT_REACH = 3.0
+"""How a model is laid out over GPUs changes collectives, bubbles, memory and batches at once: what is not known of it
+is more than what is not known of one flag. Without that, a layout that a prior believes poor is never looked at."""
 _STEP, _GROW, _SHRINK, _STEP_BOUNDS = 0.25, 1.3, 0.5, (1e-3, 0.7)
 
 
@@ -41,7 +44,7 @@ class Belief:
         amplitude: of the deviation; its logarithm is normal with `amplitude_sd`.
         level_sd: of the unknown constant.
         slope_sd: of the unknown slope along the given direction; 0 for none.
-        mark_sd: of the effect that each choice of each parameter has everywhere.
+        mark_sd: of the effect that each choice of each parameter has everywhere; that of a layout `LAYOUT_REACH` times.
         extra_noise: standard deviation on top of each point's own.
         length: lengthscale of one parameter of many, on coordinates of 0..1, times the root of their number.
     """
@@ -51,10 +54,14 @@ class Belief:
     slope_sd: float = 0.0
     mark_sd: float = 0.0
     extra_noise: float = 0.02
-    amplitude_sd: float = 0.7
+    amplitude_sd: float = 0.4
     extra_noise_sd: float = 0.7
-    length: float = 0.5
-    length_sd: float = 0.9
+    length: float = 0.45
+    length_sd: float = 0.5
+
+    def mark_sds(self, groups: NDArray[np.intp]) -> Floats:
+        """`mark_sd` of each mark, shape (marks,)."""
+        return self.mark_sd * np.where(groups[groups < 0] == LAYOUT_MARK, LAYOUT_REACH, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,8 @@ class Gp:
         self._points, self._values, self._sds = points, values, sds
         self.theta, self._groups, self._belief = theta, groups, belief
         self.evidence = 0.0
-        self._smooth = groups != MARK
+        self._smooth = groups >= 0
+        self._reach = belief.mark_sds(groups)
         self._scales = np.exp(theta[1:-1])[groups[self._smooth]]
         self._amplitude2 = math.exp(2 * theta[0])
         if len(points):
@@ -100,10 +108,9 @@ class Gp:
 
         Args:
             values, sds: shape (n,); n may be 0, which leaves the belief.
-            groups: parameter of each coordinate; `MARK` for marks.
+            groups: parameter of each coordinate, below 0 for marks; see `Coder`.
         """
-        count = int(groups.max()) + 1 if (groups != MARK).any() else 0
-        search = _Search(points, values, sds, groups, count, belief)
+        search = _Search(points, values, sds, groups, _parameters(groups), belief)
         theta, evidence = search.best(steps)
         gp = cls(points, values, sds, theta, groups, belief)
         gp.evidence = evidence
@@ -128,7 +135,7 @@ class Gp:
         b = self._belief
         prior = self._amplitude2 + b.level_sd**2 + (b.slope_sd * points.slope) ** 2
         if b.mark_sd:
-            prior = prior + b.mark_sd**2 * (points.at[:, ~self._smooth] ** 2).sum(axis=1)
+            prior = prior + ((points.at[:, ~self._smooth] * self._reach) ** 2).sum(axis=1)
         if not len(self._points):
             return np.zeros(len(points)), np.sqrt(prior)
         # Single precision: half the time on 20,000 candidates, and far finer than the noise.
@@ -154,17 +161,21 @@ class Gp:
         square = -2 * (left @ right.T)
         square += (left**2).sum(axis=1)[:, None] + (right**2).sum(axis=1)[None, :]
         np.maximum(square, 0.0, out=square)
-        kernel = self._amplitude2 * _matern(square)
+        kernel = self._amplitude2 * matern(square)
         kernel += b.level_sd**2
         if b.slope_sd:
             kernel += np.outer(b.slope_sd * one.slope, b.slope_sd * other.slope).astype(kind)
         if b.mark_sd:
-            marks = b.mark_sd * one.at[:, ~self._smooth], b.mark_sd * other.at[:, ~self._smooth]
+            marks = one.at[:, ~self._smooth] * self._reach, other.at[:, ~self._smooth] * self._reach
             kernel += marks[0].astype(kind) @ marks[1].astype(kind).T
         return kernel
 
 
-def _matern(square: Floats) -> Floats:
+def _parameters(groups: NDArray[np.intp]) -> int:
+    return int(groups.max()) + 1 if (groups >= 0).any() else 0
+
+
+def matern(square: Floats) -> Floats:
     """Matern 5/2 of a squared distance."""
     distance = _SQRT5 * np.sqrt(square)
     return (1.0 + distance + (5.0 / 3.0) * square) * np.exp(-distance)
@@ -183,7 +194,7 @@ class _Search:
         for group in range(count):
             own = at[:, groups == group]
             self._apart[group] = ((own[:, None, :] - own[None, :, :]) ** 2).sum(axis=2).ravel()
-        marks = belief.mark_sd * at[:, groups == MARK]
+        marks = at[:, groups < 0] * belief.mark_sds(groups)
         self._fixed = belief.level_sd**2 + np.outer(belief.slope_sd * slope, belief.slope_sd * slope) + marks @ marks.T
         length = belief.length * math.sqrt(max(count, 1))
         self._middle = np.log(np.array([belief.amplitude, *([length] * count), belief.extra_noise]))

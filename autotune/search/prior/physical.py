@@ -39,6 +39,7 @@ STARTS = 0.95
 """Probability that a config starts and serves for which memory is no question."""
 
 FIT_ROUNDS = 6
+_NUDGE = 1e-3
 
 MOST_PACE = 4.0
 """By which a clock is set at most."""
@@ -154,6 +155,7 @@ class PhysicalPrior:
             log_ttft=logs[1],
             feasible=np.where(found.known, feasible, 0.02),
             minutes=found.minutes,
+            memory_sd_bytes=MEMORY_SD_SHARE * memory,
         )
 
     def refine(self, configs: Sequence[Config]) -> Expectation:
@@ -178,9 +180,18 @@ class PhysicalPrior:
         if resolved is None or not resolved.known.any():
             return found
         truth = np.array([one.logs for one, known in zip(seen, resolved.known, strict=True) if known]).T
-        return replace(
-            found, factors=_fitted(lambda factors: np.log(self._predicted(resolved, factors)[:, resolved.known]), truth)
-        )
+        return replace(found, factors=_fitted(lambda logs: self._with_factors(resolved, logs), truth))
+
+    def _with_factors(self, found: _Resolved, logs: Floats) -> Floats:
+        """Logarithms of both objectives by several factors, shape (times, 2, known); `logs` (times, factors)."""
+        times = len(logs)
+        figures = np.full((times, 2, len(found.known)), np.nan)
+        for places, columns in found.parts:
+            factors = Factors.several(logs, len(places))
+            form = ClosedForm(columns.repeated(times), self.offered, self.coefficients, factors, self.pace)
+            figures[:, :, places] = np.array(form.predict()).reshape(2, times, -1).transpose(1, 0, 2)
+        known: Floats = np.log(figures[:, :, found.known])
+        return known
 
     def _shape(self, config: Config) -> ModelShape:
         return self.shapes.get(str(config.get(CHECKPOINT)), self.shape)
@@ -267,30 +278,29 @@ def _sooner(request: PlannedRequest, pace: float) -> PlannedRequest:
     return request if request.scheduled_s is None else replace(request, scheduled_s=request.scheduled_s / pace)
 
 
-def _fitted(predicted: Callable[[Factors], Floats], truth: Floats) -> Factors:
+def _fitted(predicted: Callable[[Floats], Floats], truth: Floats) -> Factors:
     """The most probable factors: Gauss-Newton from 1, far-off trials weighted down (Huber), changes bounded.
 
     Each objective may be off by a level of its own beside: two more unknowns, which the process behind models.
 
     Args:
-        predicted: logarithms of both objectives, shape (2, n), from factors.
+        predicted: logarithms of both objectives, shape (times, 2, n), from those of factors, shape (times, factors).
         truth: the measured ones.
     """
     n, factors = truth.shape[1], len(Factors.__dataclass_fields__)
     spread = np.array([*([FACTOR_SD] * factors), *LEVEL_SDS])
     believed = np.repeat(np.array(MISFIT_SDS)[:, None], n, axis=1).ravel()
+    levels = np.repeat(np.eye(2), n, axis=0)
     at, sds = np.zeros(factors + 2), believed
-
-    def misfit(at: Floats) -> Floats:
-        return (truth - at[factors:, None] - predicted(Factors.of(list(at[:factors])))).ravel()
-
-    for _ in range(FIT_ROUNDS):
-        here = misfit(at)
-        slopes = np.array([(misfit(at + step) - here) / 1e-3 for step in 1e-3 * np.eye(len(at))]).T
+    for number in range(FIT_ROUNDS):
+        logs = predicted(at[:factors] + _NUDGE * np.vstack([np.zeros(factors), np.eye(factors)]))
+        slopes = np.hstack([-((logs[1:] - logs[0]) / _NUDGE).reshape(factors, 2 * n).T, -levels])
+        here = (truth - at[factors:, None] - logs[0]).ravel()
+        if number:
+            squares = np.repeat((here.reshape(2, n) ** 2).sum(axis=1), n)
+            sds = np.sqrt((MISFIT_TRIALS * believed**2 + squares) / (MISFIT_TRIALS + n))
         trust = np.minimum(1.0, 1.5 * sds / np.maximum(np.abs(here), 1e-9)) / sds**2
         left = (slopes * trust[:, None]).T @ slopes + np.diag(1.0 / spread**2)
         right = -(slopes * trust[:, None]).T @ here - at / spread**2
         at = np.clip(at + np.clip(np.linalg.solve(left, right), -0.3, 0.3), -1.0, 1.0)
-        squares = np.repeat((misfit(at).reshape(2, n) ** 2).sum(axis=1), n)
-        sds = np.sqrt((MISFIT_TRIALS * believed**2 + squares) / (MISFIT_TRIALS + n))
     return Factors.of(list(at[:factors]))

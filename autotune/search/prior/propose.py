@@ -16,7 +16,6 @@ from autotune.search.objective import is_goodput
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.bend import Bend
 from autotune.search.prior.candidates import COMPILE_MINUTES, Candidates, unknown_expectation
-from autotune.search.prior.coding import MARK
 from autotune.search.prior.evidence import observations, running
 from autotune.search.prior.expectation import (
     THROUGHPUT,
@@ -28,8 +27,7 @@ from autotune.search.prior.expectation import (
     Proposal,
     Reason,
 )
-from autotune.search.prior.feasibility import probabilities, regressed
-from autotune.search.prior.gp import Points
+from autotune.search.prior.feasibility import kept, probabilities
 from autotune.search.prior.improvement import Pair, expected_improvement, front_of, improvement, volume
 from autotune.search.prior.normal import cumulative
 from autotune.search.prior.parsimony import changes, in_order
@@ -42,8 +40,10 @@ COVER = 4
 DISCOURAGED = 0.3
 """Share of its score that a config keeps when it repeats what went wrong elsewhere."""
 
-CAUTION = 1.5
-"""Power of the probability that a config runs. A failed launch costs more than its own minutes: it teaches less."""
+CAUTION = 4.0
+"""Power of the probability that a config runs. A failed launch costs more than its own minutes: it teaches less, and an
+operator who sees every fifth one fail stops the study. What the front holds beyond an edge of memory is mostly nearly
+as good before it."""
 
 KEEPS = 0.7
 """Probability that a config keeps to a limit of which nothing is known yet."""
@@ -195,13 +195,13 @@ def _judge(
     means = (predicted[THROUGHPUT][0], -predicted[TTFT][0])
     sds = (predicted[THROUGHPUT][1], predicted[TTFT][1])
     feasible = probabilities(
-        Points(here.at, np.zeros(len(seen))),
-        np.array([one.feasible for one in seen], dtype=np.bool_),
+        listed.coder,
+        seen,
+        here.at,
         here.feasible,
-        Points(listed.at[left], np.zeros(len(left))),
+        listed.at[left],
         expected.feasible[left],
-        listed.coder.groups,
-        np.array([one.feasible or one.short_of_memory is not False for one in seen], dtype=np.bool_),
+        expected.memory_sd_bytes,
     )
     # The front as it is believed to be, not as it was drawn: a lucky launch must not hide its neighbours.
     known = [_Beliefs.values(surrogates, one) for one in (here.where(measured), there)]
@@ -235,15 +235,7 @@ def _within(
     told = np.array([one.keeps is not None for one in seen], dtype=np.bool_)
     keeps = np.array([bool(one.keeps) for one in seen], dtype=np.bool_)[told]
     if len(keeps) and not keeps.all():
-        at = here.at[told]
-        found = found * regressed(
-            Points(at, np.zeros(len(at))),
-            keeps,
-            np.full(len(at), KEEPS),
-            Points(listed.at[left], np.zeros(len(left))),
-            np.full(len(left), KEEPS),
-            listed.coder.groups,
-        )
+        found = found * kept(listed.coder, here.at[told], keeps, listed.at[left], KEEPS)
     return found, worst
 
 
@@ -373,7 +365,7 @@ def _cover(
         return None
     best = pool[0]
     if len(there):
-        smooth = listed.coder.groups != MARK
+        smooth = ~listed.coder.marks
         apart = listed.at[pool][:, None, smooth] - there[None, :, smooth]
         apart = (apart**2).sum(axis=2).min(axis=1)
         best = pool[int(np.argmax(apart))]

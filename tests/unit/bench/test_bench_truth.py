@@ -228,7 +228,7 @@ def reachable(root: object) -> Iterator[object]:
 def test_what_a_sampler_is_given_leads_to_no_surface(situation: Situation, surface: Surface) -> None:
     assert surface.load is not None
     secrets = (surface.log_throughput, surface.log_ttft, surface.feasible, surface.missing_bytes)
-    prior = prior_of(situation, surface.load)
+    prior = prior_of(situation.plan, situation.space, surface.load)
     assert prior is not None
     known = Known(
         space=situation.space,

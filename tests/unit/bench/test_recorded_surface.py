@@ -20,6 +20,7 @@ from autotune.bench.recorded import (
     recorded_surface,
     shipped_recorded,
 )
+from autotune.bench.run import recorded_prior
 from autotune.bench.surfaces import SurfaceKind
 from autotune.errors import ExitCode, InvalidFile
 from autotune.records import Config, FailureClass
@@ -67,11 +68,42 @@ def test_repeats_and_what_is_usual_give_the_noise() -> None:
 def test_what_comes_with_the_program_can_be_read() -> None:
     studies = [read_recorded(path) for path in shipped_recorded()]
 
-    assert [study.name for study in studies] == ["h200-8B-chat", "h200-8B-rag"]
+    assert [study.name for study in studies] == ["h200-8B-chat-study", "h200-8B-chat", "h200-8B-rag"]
     # Recorded: 5,791.1 and 5,761.5 tokens/s (tests/data/h200, chat).
-    chat = recorded_surface(studies[0])
+    chat = recorded_surface(studies[1])
     assert math.exp(chat.log_throughput[chat.baseline]) == pytest.approx(math.sqrt(5791.134 * 5761.536))
     assert all(parse_recorded(dump_recorded(study), file="f") == study for study in studies)
+
+
+def test_the_prior_of_a_recording_comes_from_its_header_alone() -> None:
+    rows = (BASE, changed(BASE, config={"max-num-seqs": 32}))
+    known = {"node": "1xH200-141GB", "model": "meta-llama/Llama-3.1-8B-Instruct", "workload": "chat"}
+    one, faster = (
+        parse_recorded(text({**HEADER, **known, "concurrency_per_gpu": 128, "rate_rps_per_gpu": 30}, *lines), file="f")
+        for lines in (rows, (changed(BASE, output_tok_s_per_gpu=9e3), changed(rows[1], ttft_p95_s=0.01)))
+    )
+    surfaces = [recorded_surface(study) for study in (one, faster)]
+    found = [recorded_prior(study, surface.space) for study, surface in zip((one, faster), surfaces, strict=True)]
+
+    expected, again = (prior.expect(surfaces[0].configs) for prior in found if prior is not None)
+    # 32 in flight at most cannot do what 128 do; and what was measured changes nothing.
+    assert expected.log_throughput[1] < expected.log_throughput[0] - 0.2
+    assert again.log_throughput == pytest.approx(expected.log_throughput)
+    for lacking in ("node", "model", "workload"):
+        header = changed({**HEADER, **known, "concurrency_per_gpu": 128}, **{lacking: ...})
+        assert recorded_prior(parse_recorded(text(header, *rows), file="f"), surfaces[0].space) is None
+
+
+def test_ttft_of_a_closed_loop_is_expected_with_its_opening_burst() -> None:
+    rag = read_recorded(next(path for path in shipped_recorded() if path.stem == "h200-8b-rag"))
+    surface = recorded_surface(rag)
+    prior = recorded_prior(rag, surface.space)
+
+    assert prior is not None
+    at = surface.configs[surface.baseline]
+    # Recorded: 5.0 s, of 64 prompts that come at once. Poisson arrivals at 0.85 of the capacity wait less.
+    assert math.exp(prior.refine([at]).log_ttft[0]) == pytest.approx(5.0, rel=0.25)
+    assert math.exp(prior.expect([at]).log_ttft[0]) < 1.5
 
 
 _VALUES = st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from autotune.bench.chance import launches_by_chance
 from autotune.bench.contenders import Known, SamplerName, available, make_contender
 from autotune.bench.ours import Reversed, best_of
 from autotune.bench.replay import Replay, replay
@@ -277,3 +278,11 @@ def test_samplers_are_compared_on_the_studies_that_both_have() -> None:
     # Two studies each, all of ours first: chi-squared 3 at most with so few.
     assert found[0].p is not None
     assert found[0].p < 0.15
+
+
+def test_chance_without_the_limit_is_what_a_replay_of_that_order_needs() -> None:
+    for seed in range(4):
+        order = [int(at) for at in np.random.default_rng(seed).permutation(len(SURFACE.configs))]
+        order.remove(SURFACE.baseline)
+        found = replay(SURFACE, Listed(*order), seed)
+        assert launches_by_chance(SURFACE, 0.95, seed) == found.launches_to(0.95)

@@ -12,7 +12,6 @@ from autotune.search.prior.coding import MARK, Coder
 from autotune.search.prior.culprits import ONE, SURE, suspicion
 from autotune.search.prior.expectation import THROUGHPUT, TTFT, Observation
 from autotune.search.prior.feasibility import probabilities
-from autotune.search.prior.gp import Points
 from autotune.search.space import SearchSpace
 
 SPACE = SearchSpace(name="s", parameters=tuple(Parameter(name=name, choices=(0, 1, 2)) for name in ("a", "b", "c")))
@@ -47,16 +46,42 @@ def test_what_started_clears_its_pairs_until_one_is_left():
     assert found == pytest.approx([SURE, 0.0])
 
 
+def seen(row, feasible, short=None, missing=None):
+    config = Config.of(dict(zip("abc", row, strict=True)))
+    return Observation(config=config, feasible=feasible, short_of_memory=short, missing_bytes=missing)
+
+
+def chances(observed, *rows, sd=None):
+    coordinates = CODER.encode([one.config for one in observed])
+    believed = np.full(len(rows), 0.95)
+    return probabilities(CODER, observed, coordinates, np.full(len(observed), 0.95), at(*rows), believed, sd)
+
+
 def test_memory_failures_say_nothing_about_flags():
-    observed = Points(at((0, 0, 0), (2, 2, 2)), np.zeros(2))
-    far = Points(at((2, 0, 0)), np.zeros(1))
-    believed = np.full(1, 0.95)
-    outcomes, both = np.array([True, False]), np.full(2, 0.95)
-    of_flag = probabilities(observed, outcomes, both, far, believed, CODER.groups)
-    of_memory = probabilities(observed, outcomes, both, far, believed, CODER.groups, np.array([False, True]))
-    # Only a = 2 is shared: an explanation of 2 in 9 for a flag; the believed probability is kept otherwise.
-    assert of_flag == pytest.approx([0.95 * (1 - SURE * 2 / 9)], abs=1e-6)
-    assert of_memory != pytest.approx(of_flag, abs=1e-3)
+    started = seen((0, 0, 0), feasible=True)
+    of_flag = chances([started, seen((2, 2, 2), feasible=False, short=False)], (2, 0, 0), (0, 1, 0))
+    of_memory = chances([started, seen((2, 2, 2), feasible=False, short=True)], (2, 0, 0), (0, 1, 0))
+    nothing = chances([started], (2, 0, 0), (0, 1, 0))
+    # Only a = 2 is shared: an explanation of 2 in 9 for a flag; what else is believed is kept.
+    assert of_flag == pytest.approx(nothing * [1 - SURE * 2 / 9, 1.0], abs=1e-6)
+    # Memory adds up: half the way to what failed is less sure as well.
+    assert (of_memory < nothing - 0.01).all()
+
+
+def test_what_takes_memory_is_doubted_before_anything_failed():
+    space = SearchSpace(
+        name="s",
+        parameters=(
+            Parameter(name="max-num-seqs", choices=(64, 128, 256)),
+            Parameter(name="stream-interval", choices=(1, 2, 4)),
+        ),
+    )
+    coder = Coder(space)
+    rows = [Config.of({"max-num-seqs": a, "stream-interval": b}) for a, b in ((128, 1), (64, 1), (256, 1), (128, 4))]
+    points, sure = coder.encode(rows), np.full(4, 0.9)
+    found = probabilities(coder, [Observation(config=rows[0], feasible=True)], points[:1], sure[:1], points, sure)
+    assert found[2] < found[1] - 0.05
+    assert found[1] > found[0] - 0.05
 
 
 def test_figures_beyond_the_reference_are_pressed_and_released():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import search_samples as samples
-from prior_surfaces import BASELINE, SPACE, InventedPrior, Physics, Surface, invented, replay
+from prior_surfaces import BASELINE, SPACE, InventedPrior, invented, replay
 
 from autotune.records import (
     Config,
@@ -21,10 +22,11 @@ from autotune.records import (
     Slo,
 )
 from autotune.search.parameter import Parameter
+from autotune.search.prior.bend import Bend
 from autotune.search.prior.candidates import MOST, Candidates
 from autotune.search.prior.evidence import observations
 from autotune.search.prior.expectation import Reason
-from autotune.search.prior.propose import propose
+from autotune.search.prior.propose import _within, propose
 from autotune.search.space import SearchSpace
 
 BASE = Config.of(BASELINE)
@@ -175,17 +177,17 @@ def with_errors(trial, failed):
     return replace(trial, result=replace(trial.result, measurements=levels))
 
 
-def test_a_limit_of_ttft_turns_the_search_below_it(listed):
-    """On a node that is as the prior believes: a tight limit asks for less TTFT, one that all keep changes nothing."""
-    configs = tuple(SPACE)
-    surface = Surface(configs, *Physics().logs(configs), works=np.ones(len(configs), dtype=np.bool_))
-    base = surface.measure(0, BASE, 0)
-    tight = Slo.of(ttft_p95=0.76 * base.objectives[1].value)
-    free, bound, wide = (
-        proposed([base], listed[False], limits=limits) for limits in (None, tight, Slo.of(ttft_p95=1e6))
-    )
-    assert wide == free
-    assert surface.ttft[surface.index[bound.config]] < surface.ttft[surface.index[free.config]]
+def test_a_limit_that_all_keep_changes_nothing(listed):
+    history = [invented(0).measure(0, BASE, 0)]
+    assert proposed(history, listed[False], limits=Slo.of(ttft_p95=1e6)) == proposed(history, listed[False])
+
+
+def test_how_probably_a_limit_of_ttft_is_kept_by_hand(listed):
+    """Half of the limit and twice the limit, both give or take ln 2: one standard deviation on either side."""
+    means, sds = np.log([0.1, 0.4]), np.full(2, math.log(2))
+    found, worst = _within(listed[False], np.arange(2), None, [], (means, sds), Bend(), math.log(0.2))
+    assert found == pytest.approx([0.841345, 0.158655], abs=1e-5)
+    assert worst == pytest.approx(math.log(0.2))
 
 
 def test_other_limits_are_learnt_from_who_kept_them(listed):

@@ -88,7 +88,7 @@ MOST_VOID = 200
 
 def brief_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None = None) -> StudyView:
     """As `view_of`, with everything of the trials that a report of front and pick speaks of, and of the others only
-    what the front is found from: a study of 10,000 trials is shown in a second instead of ten.
+    what the front is found from: most of a study of 10,000 trials is never decoded.
 
     Raises:
         InvalidOption: `slo` cannot be read.

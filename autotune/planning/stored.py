@@ -17,8 +17,11 @@ from autotune.search.need import Traffic
 from autotune.search.parameter import Parameter
 from autotune.search.rules import RuleContext, feasible
 from autotune.search.space import SearchSpace
-from autotune.store.codec import decode, encode
+from autotune.store.codec import decode, decode_value, encode
 from autotune.store.study_record import StudyRecord
+
+_PATIENCE = ("start_deadline_s", "stall_deadline_s", "level_deadline_s", "stop_grace_s", "gpu_busy_s")
+"""Of a recipe: how long servers, levels and GPUs are waited for. What is launched again is to have as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,7 @@ def kept_of(plan: StudyPlan) -> dict[str, Any]:
         "workload_source": plan.recipe.workload if plan.recipe.numbers is None else None,
         "min_model_len": plan.recipe.min_model_len,
         "quality": encode(plan.recipe.quality) if plan.prompts is not None else None,
+        "patience": {name: encode(getattr(plan.recipe, name)) for name in _PATIENCE},
     }
 
 
@@ -79,6 +83,7 @@ def stored_plan(study: StudyRecord, trials: tuple[Trial, ...]) -> StoredPlan:
             seed=study.seed,
             sampler=str(spec.get("sampler", "prior")),
             quality=decode(QualityChoice, spec["quality"]) if spec.get("quality") else QualityChoice(),
+            **_patience(spec),
         ),
         engine=study.engine,
         node=node,
@@ -104,6 +109,12 @@ def stored_plan(study: StudyRecord, trials: tuple[Trial, ...]) -> StoredPlan:
         checkpoints=tuple((name, shape) for name, shape in shapes.items() if name != model),
     )
     return StoredPlan(plan=plan, doubts=tuple(doubts))
+
+
+def _patience(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """As stored; nothing of a study of an older version, which then has the defaults."""
+    kept = decode_value(spec.get("patience", {}))
+    return {name: float(kept[name]) for name in _PATIENCE if name in kept}
 
 
 def knows_traffic(plan: StudyPlan) -> bool:

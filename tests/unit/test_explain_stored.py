@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +82,17 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyPlan, St
 
 
 Stored = tuple[Path, StudyPlan, StudyRecord, tuple[Trial, ...], LoadPlan]
+
+
+def test_what_is_launched_again_is_waited_for_as_long_as_in_the_study(study: Stored, tmp_path: Path) -> None:
+    _, plan, record, trials, _ = study
+    assert stored_plan(record, trials).plan.recipe.gpu_busy_s == plan.recipe.gpu_busy_s == math.inf
+    waits = {"start_deadline_s": 7200.0, "level_deadline_s": 1800.0, "stop_grace_s": 90.0, "gpu_busy_s": 0.0}
+    spec = json.loads(json.dumps({**record.spec, **kept_of(plan_for(tmp_path, **waits))}))
+    found = stored_plan(replace(record, spec=spec), trials).plan.recipe
+    assert {name: getattr(found, name) for name in waits} == waits
+    older = stored_plan(replace(record, spec={**record.spec, "patience": {}}), trials).plan.recipe
+    assert older.start_deadline_s == Recipe(name="s", model="m").start_deadline_s
 
 
 def test_the_plan_made_again_is_the_plan(study: Stored) -> None:

@@ -6,7 +6,6 @@ that an export can be repeated.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -114,13 +113,14 @@ class _Git:
         promotion = entry.promotion
         self._run("add", "--force", "--", *paths)
         self._run(
-            *("-c", "user.useConfigOnly=false", "commit", "--quiet", "--allow-empty", "--file=-"),
+            *("commit", "--quiet", "--allow-empty", "--file=-"),
             *(f"--author={_signature(promotion.author)}", f"--date={promotion.created_at.isoformat()}"),
             *("--only", "--", *paths),
             text=f"{message(entry)}{FOLDER_TRAILER}: {self._place()}\n",
+            environ=self._committer(),
         )
 
-    def _run(self, *words: str, check: bool = True, text: str = "") -> str:
+    def _run(self, *words: str, check: bool = True, text: str = "", environ: Mapping[str, str] | None = None) -> str:
         program = shutil.which("git", path=self._environ.get("PATH"))
         if program is None:
             raise StorageError("git is not installed", hint="Install it, or leave --git out.")
@@ -134,7 +134,7 @@ class _Git:
                 errors="replace",
                 timeout=DEADLINE_S,
                 check=False,
-                env={**self._environ, **self._committer()},
+                env={**(environ or {}), **self._environ},
             )
         except subprocess.TimeoutExpired:
             raise StorageError(f"{self._folder}: git {words[0]} took longer than {DEADLINE_S:g} s") from None
@@ -145,9 +145,7 @@ class _Git:
 
     def _committer(self) -> dict[str, str]:
         """A committer where neither git's settings nor the environment name one: a service's account has none."""
-        given = any(name in self._environ for name in ("GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL"))
-        config = Path(self._environ.get("HOME", os.devnull)) / ".gitconfig"
-        named = given or config.exists() or "GIT_CONFIG_GLOBAL" in self._environ
+        named = self._run("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT", check=False)
         return {} if named else {"GIT_COMMITTER_NAME": "autotune", "GIT_COMMITTER_EMAIL": "autotune@localhost"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,9 @@ def quality_document(found: Quality | None) -> dict[str, Any] | None:
         "prompt_set": found.prompt_set,
         "prompts": found.prompts,
         **{
-            name: None if one is None else {"value": one.value, "low": one.low, "high": one.high}
+            name: None
+            if one is None
+            else {"value": _number(one.value), "low": _number(one.low), "high": _number(one.high)}
             for name, one in (
                 ("perplexity_ratio", found.perplexity_ratio),
                 ("logprob_gap", found.logprob_gap),
@@ -91,6 +94,11 @@ def quality_document(found: Quality | None) -> dict[str, Any] | None:
         "seconds": found.seconds,
         "simulated": found.simulated,
     }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity, which a config that computes no numbers has."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _spelled(one: Estimate) -> str:

@@ -57,6 +57,18 @@ def test_each_promotion_is_a_commit_with_its_evidence(tmp_path: Path, environ: d
     assert git(folder, "status", "--porcelain") == ""
 
 
+def test_the_committer_is_whom_git_knows(tmp_path: Path, environ: dict[str, str]) -> None:
+    folder = tmp_path / "repo"
+    commit_promotions([entry(1, seqs=8)], folder, environ=environ)
+    (Path(environ["HOME"]) / ".gitconfig").write_text("[core]\n\tquotePath = false\n")  # names nobody
+    commit_promotions([entry(2, seqs=16)], folder, environ=environ)
+    git(folder, "config", "user.name", "Bob")
+    git(folder, "config", "user.email", "bob@x")
+    commit_promotions([entry(3, seqs=32)], folder, environ=environ)
+    said = git(folder, "log", "--reverse", "--format=%cn <%ce>").splitlines()
+    assert said == ["autotune <autotune@localhost>", "autotune <autotune@localhost>", "Bob <bob@x>"]
+
+
 def test_an_export_can_be_repeated(tmp_path: Path, environ: dict[str, str]) -> None:
     one, two = entry(1, seqs=8), entry(2, seqs=16)
     commit_promotions([one], tmp_path / "repo", environ=environ)

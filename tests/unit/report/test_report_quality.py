@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from autotune.records import Config, Estimate, Quality, QualityState, Trial
 from autotune.report.csv_view import trials_csv
 from autotune.report.detail import trial_detail
 from autotune.report.json_view import show_document, study_document
-from autotune.report.quality_text import quality_cell, quality_of
+from autotune.report.quality_text import quality_cell, quality_document, quality_of
 from autotune.report.tables import as_text, study_report
 from autotune.report.view import StudyView
 
@@ -73,6 +75,14 @@ def test_show_and_json_have_every_figure() -> None:
     document = study_document(view)
     assert document["pick"]["quality"]["state"] == "held"
     assert document["trials"][2]["quality"] is None
+
+
+def test_json_has_no_figures_that_are_no_numbers() -> None:
+    nothing = Estimate(value=math.nan, low=math.nan, high=math.inf)
+    found = quality_document(replace(LOST, perplexity_ratio=nothing, logprob_gap=nothing))
+    assert found is not None
+    assert found["perplexity_ratio"] == {"value": None, "low": None, "high": None}
+    json.dumps(found, allow_nan=False)
 
 
 def test_csv_has_the_figures() -> None:

@@ -29,7 +29,7 @@ from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
 from autotune.node.probe import cpu_node, detect_node
 from autotune.planning import StudyPlan, Surroundings
-from autotune.planning.stored import stored_plan
+from autotune.planning.stored import StoredPlan, stored_plan
 from autotune.quality import PromptSet, load_prompts, lossy_changes
 from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Quality, QualityState, Slo, Trial
 from autotune.scheduling.seats import Seats
@@ -44,6 +44,7 @@ from autotune.store.codec import decode
 from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.places import Places
 from autotune.store.repository import Store
+from autotune.store.study_record import StudyRecord
 from autotune.verification import IDENTITY_FILE, LAUNCHES, GateObserver, GateOrder, gate_seed_of, verify
 
 
@@ -77,7 +78,7 @@ def verify_trial(
 
     Raises:
         UnknownName: no such study or trial.
-        NotPromotable: the study has no load to drive, so nothing of it can be repeated.
+        NotPromotable: the study has no load to drive, or its workload is not here, so nothing of it can be repeated.
         InvalidOption: a number of launches that makes no pairs, or an SLO that cannot be read.
         VllmCommandError: the server command cannot be run.
         StudyBusy: a tuner runs the study.
@@ -87,6 +88,7 @@ def verify_trial(
     study = store.study(request.study)
     trials = store.trials(request.study)
     stored = stored_plan(study, trials)
+    require_own_workload(study, stored)
     load = store.get_load_plan(request.study)
     if load is None:
         raise NotPromotable(
@@ -107,6 +109,22 @@ def verify_trial(
         seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
         order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=doubts, trials=trials)
         return _run(plan, order, here, observer)
+
+
+def require_own_workload(study: StudyRecord, stored: StoredPlan) -> None:
+    """Refuse to verify with other requests than the study's.
+
+    Raises:
+        NotPromotable: its workload is not here any more, or was changed.
+    """
+    if not stored.own_workload:
+        source = study.spec.get("workload_source") or study.identity.get("workload", "")
+        raise NotPromotable(
+            f"the workload of study {study.name!r} ({source}) is not here, or is another one now, so its requests "
+            "cannot be sent again",
+            hint="Put the file back as it was and give the command from the same folder, or --skip-gate, which is "
+            "recorded.",
+        )
 
 
 def _order(

@@ -30,10 +30,13 @@ class StoredPlan:
 
     Attributes:
         doubts: what is not as it was when the study ran, one sentence each.
+        own_workload: False where the study's workload is not here any more, or was changed: `plan.workload` is then
+            drawn from its mean lengths, good enough to explain with, and not to measure with.
     """
 
     plan: StudyPlan
     doubts: tuple[str, ...]
+    own_workload: bool
 
 
 def kept_of(plan: StudyPlan) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def stored_plan(study: StudyRecord, trials: tuple[Trial, ...]) -> StoredPlan:
     except (KeyError, ValueError) as error:
         raise StorageError(f"study {study.name!r}: what it was asked cannot be read back ({error})") from None
     model = study.identity["model"]
-    workload = _workload(study, traffic, doubts)
+    workload, own_workload = _workload(study, traffic, doubts)
     version = study.identity.get("vllm_version", "unknown")
     extra = tuple(from_argv([str(word) for word in spec.get("extra_args", ())]))
     fixed = tuple(sorted(spec["fixed"].items())) if "fixed" in spec else _common(trials, space)
@@ -108,7 +111,7 @@ def stored_plan(study: StudyRecord, trials: tuple[Trial, ...]) -> StoredPlan:
         traffic=traffic,
         checkpoints=tuple((name, shape) for name, shape in shapes.items() if name != model),
     )
-    return StoredPlan(plan=plan, doubts=tuple(doubts))
+    return StoredPlan(plan=plan, doubts=tuple(doubts), own_workload=own_workload)
 
 
 def _patience(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,13 +144,16 @@ def _common(trials: tuple[Trial, ...], space: SearchSpace) -> tuple[tuple[str, V
     return tuple(sorted(shared.items()))
 
 
-def _workload(study: StudyRecord, traffic: Traffic, doubts: list[str]) -> Workload:
-    """The study's own where it is here and unchanged, else drawn requests of the same means."""
+def _workload(study: StudyRecord, traffic: Traffic, doubts: list[str]) -> tuple[Workload, bool]:
+    """The study's own where it is here and unchanged, else drawn requests of the same means; and whether it is that.
+
+    One that was made from numbers is made from them again.
+    """
     source = study.spec.get("workload_source", study.spec.get("workload"))
     if isinstance(source, str):
         found = _same_workload(source, study.identity)
         if found is not None:
-            return found
+            return found, True
     prompt, output = traffic.prompt_mean or 512.0, traffic.output_mean or 256.0
     if source is not None:
         doubts.append(
@@ -155,9 +161,10 @@ def _workload(study: StudyRecord, traffic: Traffic, doubts: list[str]) -> Worklo
             "worked out for drawn requests of the same mean lengths"
         )
     try:
-        return workload_from_numbers(prompt, max(prompt, traffic.prompt_p95 or prompt), output, 512)
+        made = workload_from_numbers(prompt, max(prompt, traffic.prompt_p95 or prompt), output, 512)
     except InvalidOption:  # a p95 that no log-normal has
-        return workload_from_numbers(prompt, prompt, output, 512)
+        made = workload_from_numbers(prompt, prompt, output, 512)
+    return made, source is None
 
 
 def _same_workload(source: str, identity: Mapping[str, str]) -> Workload | None:

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from autotune.cli.main import app
 from autotune.cli.views import view_of, with_explanation
-from autotune.errors import StorageError
+from autotune.errors import NotPromotable, StorageError
+from autotune.gate_session import require_own_workload
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.planning.explaining import explain_study, question_of
 from autotune.planning.stored import kept_of, stored_plan
@@ -93,6 +94,18 @@ def test_what_is_launched_again_is_waited_for_as_long_as_in_the_study(study: Sto
     assert {name: getattr(found, name) for name in waits} == waits
     older = stored_plan(replace(record, spec={**record.spec, "patience": {}}), trials).plan.recipe
     assert older.start_deadline_s == Recipe(name="s", model="m").start_deadline_s
+
+
+def test_a_verification_never_sends_other_requests_than_the_study(study: Stored) -> None:
+    _, _, record, trials, _ = study
+    require_own_workload(record, stored_plan(record, trials))
+    gone = replace(record, spec={**record.spec, "workload_source": "/nowhere/prod.yaml"})
+    changed = replace(record, identity={**record.identity, "workload": "tiny (other)"})
+    for other in (gone, changed):
+        with pytest.raises(NotPromotable, match="cannot be sent again"):
+            require_own_workload(other, stored_plan(other, trials))
+    numbers = replace(record, spec={**record.spec, "workload_source": None})
+    require_own_workload(numbers, stored_plan(numbers, trials))
 
 
 def test_the_plan_made_again_is_the_plan(study: Stored) -> None:

@@ -351,7 +351,10 @@ class _Recorder:
 
     def identity(self, identity: ServerIdentity) -> None:
         try:
-            self._file.write_text(json.dumps(encode(identity)), encoding="utf-8")
+            # Renamed, so that whoever is killed while it is written leaves no half of one.
+            beside = self._file.with_suffix(".tmp")
+            beside.write_text(json.dumps(encode(identity)), encoding="utf-8")
+            beside.replace(self._file)
         except OSError as error:
             raise StorageError(f"{self._file}: {error.strerror or error}") from None
 

@@ -56,7 +56,9 @@ def read_access_log(path: Path) -> AccessLog:
     times: list[float] = []
     try:
         with _opened(path) as stream:
-            for line, _ in zip(stream, range(MOST_LINES), strict=False):
+            for number, line in enumerate(stream, start=1):
+                if number > MOST_LINES:
+                    raise InvalidFile(str(path), f"line {number:,}", "one line more", f"at most {MOST_LINES:,} lines")
                 found = _LINE.search(line)
                 if found and found["status"].startswith(b"2") and _COMPLETIONS.search(found["path"]):
                     times.append(datetime.strptime(found["at"].decode(), "%d/%b/%Y:%H:%M:%S %z").timestamp())

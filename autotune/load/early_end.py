@@ -2,10 +2,10 @@
 
 A level sends so many requests, known beforehand; its p95 is above a bar exactly when more than a twentieth of them wait
 longer than that. As soon as so many have, whatever the rest does, the answer is there (curtailed sampling: Phatak and
-Bhatt, 1967). A request without a first token counts once it has waited for longer than the bar, and not before. So a
-look says nothing that the whole level would not say, however many looks there are and however requests depend on each
-other: there is no error to be dealt out over them. What is uncertain about a p95, and how much launches differ, is in
-the bar (search/early.py).
+Bhatt, 1967). A request without a first token counts once it has waited for longer than the bar, and not before; one
+that failed without a token never does, as no p95 has it. So a look says nothing that the whole level would not say,
+however many looks there are and however requests depend on each other: there is no error to be dealt out over them.
+What is uncertain about a p95, and how much launches differ, is in the bar (search/early.py).
 
 The level is looked at after each eighth of its requests, and wherever it may end anyway (growing.py); of one that has
 grown, all requests sent so far are the level.

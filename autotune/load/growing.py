@@ -23,7 +23,8 @@ from autotune.load.steadiness import queue_growth
 from autotune.records import Arrivals, LoadLevel
 
 Waits = Sequence[tuple[float, float | None]]
-"""Due time and time of the first token of each request sent, in the order in which they were due; None for no token."""
+"""Due time and time of the first token of each request sent, in the order in which they were due; None for no token
+yet, the due time for one that ended without."""
 
 TARGET = 0.1
 """Half the interval of the p95 TTFT, over it. Simulated Llama-3.1-8B on one H200, chat: 20 s give 0.08 at half the

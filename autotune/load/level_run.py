@@ -231,7 +231,11 @@ class LevelRun:
         return None if ended_s is None else max(_due(request), ended_s)
 
     def _waits(self) -> list[tuple[float, float | None]]:
-        return [(one.scheduled_s, one.first_token_s) for _, one in sorted(self._sent.items())]
+        """What is shown so far. A request that ended without a token waits for none: no figure of the level has it."""
+        return [
+            (one.scheduled_s, one.scheduled_s if one.over and one.first_token_s is None else one.first_token_s)
+            for _, one in sorted(self._sent.items())
+        ]
 
     # The end
 

@@ -5,13 +5,14 @@ level was driven, the second while the TTFT level is (load/early_end.py). Only a
 that the trial could give counts: one that was measured, and keeps to whatever limits the study has besides that of the
 p95 TTFT.
 
-With confidence `c`, the trial is abandoned though the rival's config is not better in both with probability at most
-`1 - c`:
+With confidence `c`, the trial is abandoned though one of `k` rivals is not better in both with probability at most
+`1 - c`, divided among the rivals (Bonferroni), because the lowest of their bars is the one that counts:
 
 ```
-throughput   ln(rival / trial) > z(c) sd        sd: both figures' own intervals, and the spread between launches of both
-p95 TTFT     ln(trial / rival) > z(c) sd        the same; the trial's own interval, which it will have only at its end,
-                                                is taken for as wide as those of the measured trials are
+throughput   ln(rival / trial) > z sd     z: of 1 - (1 - c) / k; sd: both figures' own intervals, and the spread
+                                          between launches of both
+p95 TTFT     ln(trial / rival) > z sd     the same; the trial's own interval, which it will have only at its end, is
+                                          taken for as wide as those of the measured trials are
 ```
 
 Both must hold, so that neither may err more often than stated. The second makes a bar, which is there before the
@@ -89,18 +90,21 @@ class Rivals:
         """
         if tok_s_per_gpu is None or not 0 < tok_s_per_gpu.value < math.inf:
             return None
-        own, z = math.log(tok_s_per_gpu.value), _NORMAL.inv_cdf(self.confidence)
+        own, z = math.log(tok_s_per_gpu.value), self._z
         variance = mean_variance([tok_s_per_gpu], self.noise.throughput_sd)
         more = [rival for rival in self.rivals if rival.log_tok_s >= own]
         surely = [rival for rival in more if rival.log_tok_s - own > z * math.sqrt(rival.tok_s_variance + variance)]
         return Bars(dominated=self._bar(surely), saturated=self._bar(more))
 
+    @property
+    def _z(self) -> float:
+        return _NORMAL.inv_cdf(1 - (1 - self.confidence) / max(1, len(self.rivals)))
+
     def _bar(self, rivals: Sequence[Rival]) -> Bar | None:
-        z = _NORMAL.inv_cdf(self.confidence)
         found = [
             Bar(
                 rival=rival.number,
-                ttft_s=math.exp(rival.log_ttft + z * math.sqrt(rival.ttft_variance + self.ttft_variance)),
+                ttft_s=math.exp(rival.log_ttft + self._z * math.sqrt(rival.ttft_variance + self.ttft_variance)),
             )
             for rival in rivals
         ]

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 from autotune.records import Estimate, Trial
 from autotune.search.remembered import remembered
@@ -129,6 +130,23 @@ def difference(a: Sequence[Estimate], b: Sequence[Estimate], run_sd: float) -> D
         launches=(len(a), len(b)),
         more_launches=None if shown else _needed(shift, a, b, run_sd),
     )
+
+
+class LogMean(NamedTuple):
+    """Mean of a config's logarithms of one figure, and the variance of that mean."""
+
+    mean: float
+    variance: float
+
+
+def log_mean(launches: Sequence[Estimate], run_sd: float) -> LogMean:
+    """Of at least one launch, all above 0."""
+    return LogMean(fmean(math.log(one.value) for one in launches), mean_variance(launches, run_sd))
+
+
+def within_noise(a: LogMean, b: LogMean) -> bool:
+    """Whether the interval of `difference` includes that both are the same."""
+    return abs(b.mean - a.mean) <= _Z95 * math.sqrt(a.variance + b.variance)
 
 
 def mean_variance(launches: Sequence[Estimate], run_sd: float) -> float:

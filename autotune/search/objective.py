@@ -154,12 +154,18 @@ def _joined(estimates: Sequence[Estimate]) -> Estimate:
 
 def answers_lost(point: Point, trials: Sequence[Trial]) -> bool:
     """Whether the quality guard found in any launch that the config does not answer as its reference does."""
-    return any(
-        trial.number in point.numbers
-        and trial.result is not None
+    return not _lost(trials).isdisjoint(point.numbers)
+
+
+@remembered
+def _lost(trials: Sequence[Trial]) -> frozenset[int]:
+    """Numbers of the launches whose answers were lost."""
+    return frozenset(
+        trial.number
+        for trial in trials
+        if trial.result is not None
         and trial.result.quality is not None
         and trial.result.quality.state is QualityState.LOST
-        for trial in trials
     )
 
 

@@ -15,12 +15,21 @@ TTFT is not given up for having one flag more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.quality.lossy import LOSSY
 from autotune.records import Config, Estimate, Trial, Value
 from autotune.search.baseline_values import starting_values
-from autotune.search.noise import LEAST_MARGINS, Difference, RunNoise, difference, run_noise
+from autotune.search.noise import (
+    LEAST_MARGINS,
+    Difference,
+    LogMean,
+    RunNoise,
+    difference,
+    log_mean,
+    run_noise,
+    within_noise,
+)
 from autotune.search.objective import Point
 from autotune.search.parameter import value_key
 from autotune.search.screening import comparable
@@ -68,12 +77,16 @@ def _exact(name: str, value: Value) -> bool:
     return name == "kv-cache-dtype" and str(value or "auto") in EXACT_KV_DTYPES
 
 
+_Means = tuple[LogMean, LogMean]
+
+
 @dataclass(frozen=True, slots=True)
 class Ties:
     """What a study's launches tell of its configs beside each other."""
 
     figures: Mapping[int, tuple[Estimate, Estimate]]
     noise: RunNoise
+    _known: dict[tuple[int, ...], _Means | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> Ties:
@@ -89,8 +102,29 @@ class Ties:
         return throughput, ttft
 
     def tied(self, one: Point, other: Point) -> bool:
-        """Whether both figures differ by less than launches of one config do."""
-        return not any(figure is not None and figure.is_real for figure in self.differences(one, other))
+        """Whether both figures differ by less than launches of one config do: no `differences` are real.
+
+        From means that are kept: a pick is held against every config of a study.
+        """
+        mine, theirs = self._means(one), self._means(other)
+        if mine is None or theirs is None:
+            return not any(figure is not None and figure.is_real for figure in self.differences(one, other))
+        return all(within_noise(a, b) for a, b in zip(mine, theirs, strict=True))
+
+    def _means(self, point: Point) -> _Means | None:
+        """Of both logarithms, with their variances; None where a figure has none."""
+        if point.numbers not in self._known:
+            launches = [self.figures[number] for number in point.numbers]
+            usable = bool(launches) and all(figure.value > 0 for pair in launches for figure in pair)
+            self._known[point.numbers] = (
+                (
+                    log_mean([pair[0] for pair in launches], self.noise.throughput_sd),
+                    log_mean([pair[1] for pair in launches], self.noise.ttft_sd),
+                )
+                if usable
+                else None
+            )
+        return self._known[point.numbers]
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,6 +105,7 @@ class Round:
         self._mark = secrets.token_hex(8)
         self._database = folder / "studies" / "autotune.db"
         self._connection: sqlite3.Connection | None = None
+        self._over = False
         self._finished: dict[int, str] = {}
         self._chance = random.Random(deal.number)
         self.report = Report(number=deal.number)
@@ -244,6 +245,7 @@ class Round:
     # --- what is left -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
+        self._over = True
         report = self.report
         left = wait_until_left(self._folder, self._mark, GONE_S)
         if left:
@@ -329,7 +331,7 @@ class Round:
         return str(found[0][0]) if found else None
 
     def _ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read beside the program; empty while there are no tables."""
+        """Read beside the program, empty while that cannot be; once the program is over whatever fails is told."""
         try:
             if self._connection is None:
                 if not self._database.exists():
@@ -337,7 +339,9 @@ class Round:
                 self._connection = sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=20)
             with closing(self._connection.execute(query, values)) as rows:
                 return rows.fetchall()
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
+            if self._over:
+                self.report.integrity_failures.append(f"{query[:40]}: {error}")
             return []
 
 

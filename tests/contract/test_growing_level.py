@@ -85,6 +85,20 @@ async def test_a_level_ends_where_another_config_is_shown_to_be_better(kind: Tra
     assert (looks.found.bar.rival, looks.found.requests) == (1, 13)
 
 
+async def test_a_request_that_failed_at_once_waits_for_nothing() -> None:
+    looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.3), saturated=None))
+    # One in four is refused at once, and would be beyond the bar 0.3 s later, ten of the first 40; no other one waits.
+    planned = [
+        PlannedRequest(index=at, prompt_tokens=10, output_tokens=2, content_seed=at, scheduled_s=due)
+        for at, due in enumerate(schedule(LEVEL) or ())
+    ]
+    options = DriveOptions(api=Api.CHAT, model="m", render=lambda _: "hello", looks=looks)
+    async with serving(lambda n, _body: Script(status=500) if n % 4 == 1 else answer(0.001)) as (url, _seen):
+        records, _ = await drive(url, LEVEL, planned, options=options)
+    assert looks.found is None
+    assert sum(record.error is not None for record in records) >= 25
+
+
 async def test_a_deadline_after_it_has_ended_blames_nothing_that_was_not_sent() -> None:
     records, seen = await driven(TransportKind.RAW, LEVEL, lambda _n: 5.0, deadline_s=1.2)
     # All 200 would have been due by 1 s; the level had ended with 100.

@@ -195,3 +195,14 @@ def test_what_is_no_access_log(tmp_path: Path) -> None:
     path.write_text(access_line(datetime(2026, 1, 2, tzinfo=UTC)))
     with pytest.raises(InvalidFile, match="1 answered requests"):
         read_access_log(path)
+
+
+def test_a_log_that_is_too_long_is_refused_not_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.load.access_log.MOST_LINES", 20)
+    path = tmp_path / "access.log"
+    start = datetime(2026, 1, 2, tzinfo=UTC)
+    path.write_text("".join(access_line(start + timedelta(seconds=k)) for k in range(20)))
+    assert read_access_log(path)
+    path.write_text("".join(access_line(start + timedelta(seconds=k)) for k in range(21)))
+    with pytest.raises(InvalidFile, match="line 21"):
+        read_access_log(path)

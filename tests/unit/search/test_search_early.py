@@ -54,8 +54,9 @@ def test_the_bar_is_the_rivals_ttft_and_what_launches_differ_by() -> None:
     assert found is not None
     bars = found.bars(Estimate(value=1500.0))
     assert bars is not None
-    # Launches differ by 10 %, assumed; the rival's mean and this launch each have that. z(0.99) = 2.3263.
-    assert bars.dominated == Bar(rival=1, ttft_s=pytest.approx(0.2 * math.exp(2.3263 * math.hypot(0.1, 0.1)), rel=1e-4))
+    # Launches differ by 10 %, assumed; the rival's mean and this launch each have that. Two rivals, the
+    # baseline among them: z(1 - 0.01 / 2) = 2.5758.
+    assert bars.dominated == Bar(rival=1, ttft_s=pytest.approx(0.2 * math.exp(2.5758 * math.hypot(0.1, 0.1)), rel=1e-4))
     assert bars.saturated == bars.dominated
 
 
@@ -69,7 +70,7 @@ def test_wide_intervals_of_the_ttft_raise_the_bar() -> None:
     assert bars.dominated is not None
     own = (math.log(4) / (2 * 1.96)) ** 2
     sd = math.sqrt(own + 0.01 + own / 2 + 0.01)  # two measured trials, one of them without an interval
-    assert bars.dominated.ttft_s == pytest.approx(0.2 * math.exp(2.3263 * sd), rel=1e-3)
+    assert bars.dominated.ttft_s == pytest.approx(0.2 * math.exp(2.5758 * sd), rel=1e-3)
 
 
 def test_more_throughput_must_be_sure_unless_the_queue_grows() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import search_samples as samples
 
-from autotune.records import Config, Pick, PickRule, Slo, Trial, Value
+from autotune.records import Config, Origin, Pick, PickRule, Slo, Trial, Value
+from autotune.search.objective import points
 from autotune.search.pareto import pick
-from autotune.search.plainness import plainness
+from autotune.search.plainness import Ties, plainness
 from autotune.search.stability import assess
 from autotune.slo_text import parse_slo
 from autotune.store.repository import Store
@@ -125,3 +128,20 @@ def _tied(trials: list[Trial], chosen: Pick) -> tuple[int, ...]:
     standing = assess(trials, chosen).standing(chosen.number)
     assert standing is not None
     return standing.tied_with
+
+
+def test_ties_from_kept_means_are_those_of_the_differences() -> None:
+    rng = random.Random(5)
+    trials = [launched(0, BASE, 1000.0, 0.5)]
+    trials += [
+        launched(
+            number, {"max-num-seqs": number}, 1000.0 * rng.lognormvariate(0, 0.03), 0.5 * rng.lognormvariate(0, 0.3)
+        )
+        for number in range(1, 30)
+    ]
+    trials.append(replace(trials[3], number=30, repeat_of=3, origin=Origin.REPEAT))
+    ties, found = Ties.of(trials), points(trials)
+    pairs = [(one, other) for one in found for other in found if one is not other]
+    tied = [ties.tied(*pair) for pair in pairs]
+    assert tied == [not any(figure is None or figure.is_real for figure in ties.differences(*pair)) for pair in pairs]
+    assert 0.1 < sum(tied) / len(tied) < 0.9

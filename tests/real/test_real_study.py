@@ -114,7 +114,7 @@ def ended(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathF
 
 def _study(vllm_python: str, tiny_model: Path, directory: Path) -> Ended:
     points = [{**point, "kv-cache-memory-bytes": size} for point, size in zip(POINTS, SPACES_OF_POINTS, strict=True)]
-    study = {"space": str(SPACE), "trials": TRIALS, "repeats": 0, "starting_points": points}
+    study = {"space": str(SPACE), "trials": TRIALS, "repeats": 0, "abandon": 0, "starting_points": points}
     (directory / "study.yaml").write_text(yaml.safe_dump(study), encoding="utf-8")
     command = [
         "study", "--file", "study.yaml", "--name", NAME, "--engine", "process",

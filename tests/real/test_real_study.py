@@ -309,7 +309,16 @@ def _cmdline(process: Path) -> bytes:
 def test_the_same_command_again_launches_nothing(ended: Ended) -> None:
     # It takes seconds, as vLLM is asked for its flags once per version; a launch alone takes longer.
     again = json.loads(autotune(ended.command, ended.directory, ended.environ, timeout_s=15))
-    assert again == ended.document
+    # Another test may have promoted a trial, which is marked since.
+    assert _unmarked(again) == _unmarked(ended.document)
+
+
+def _unmarked(found: Any) -> Any:
+    """Without what says what runs today."""
+    marks = {"running", "runs_today", "against_running"}
+    if isinstance(found, dict):
+        return {key: _unmarked(value) for key, value in found.items() if key not in marks}
+    return [_unmarked(one) for one in found] if isinstance(found, list) else found
 
 
 def test_the_shipped_flags_are_those_of_this_vllm(ended: Ended, vllm_python: str) -> None:

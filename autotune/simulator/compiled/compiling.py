@@ -94,20 +94,22 @@ class _Entry(Generic[P, R]):
 
 
 def _announcement(place: Path) -> Any:
-    """Says, once, that numba has begun to compile: a kept function is loaded without that event."""
+    """Says that numba has begun to compile: a kept function is loaded without that event."""
     from numba.core import event
 
     class Announcement(event.Listener):  # numba takes no other listeners
-        told = False
-
         def on_start(self, _event: event.Event) -> None:
-            if not self.told:
-                self.told = True
-                _tell(f"compiling the simulation's core, which takes some 20 seconds once (kept in {place})")
+            _announce(place)
 
         def on_end(self, _event: event.Event) -> None: ...
 
     return Announcement()
+
+
+@cache
+def _announce(place: Path) -> None:
+    """Once for all that is kept there."""
+    _tell(f"compiling the simulation's core, which takes some 20 seconds once (kept in {place})")
 
 
 def _tell(text: str) -> None:

@@ -252,7 +252,7 @@ def heads() -> list[str]:
 
 def width(head: str) -> int:
     """Of a column."""
-    return max(len(head), len(PEER)) + 2 if head == "client" else len(head) + 2
+    return max(len(head), len(PEER)) + 2 if head == "client" else max(len(head), len("100,000.00")) + 2
 
 
 def cell(value: object, wide: int) -> str:

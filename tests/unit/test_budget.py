@@ -90,10 +90,10 @@ TRIALS = (trial(0, 1, 100.0), trial(1, 2, 100.0), trial(2, 4, 100.0))
     ("budget", "launches", "short"),
     [
         (Budget(), 1000, None),
-        (Budget(max_time_s=400.0), 3, None),  # 100 s spent, 3 x 100 s to come
-        (Budget(max_time_s=399.0), 3, Ending.TIME),
-        (Budget(max_gpu_s=1300.0), 3, None),  # 700 GPU s spent, 3 x 100 s x 2 GPUs to come
-        (Budget(max_gpu_s=1299.0), 3, Ending.GPU_HOURS),
+        (Budget(max_time_s=431.0), 3, None),  # 100 s spent, 3 x 100 s to come, two of which may take 15 % longer
+        (Budget(max_time_s=429.0), 3, Ending.TIME),
+        (Budget(max_gpu_s=1361.0), 3, None),  # 700 GPU s spent, the same 330 s x 2 GPUs to come
+        (Budget(max_gpu_s=1359.0), 3, Ending.GPU_HOURS),
         (Budget(max_time_s=1.0, max_gpu_s=1.0), 1, Ending.TIME),
     ],
 )

@@ -102,6 +102,15 @@ def test_launches_again_leave_two_thirds_of_a_limit_to_configs(
     assert kept_again(limit_s, asked, each_s) == kept
 
 
+def test_what_is_to_follow_may_take_longer() -> None:
+    """The H200 study of 18 minutes: after 610 s a config was launched, took 174 s, and left no room for the second of
+    two launches again of 154 s."""
+    assert 610 + 174 + 2 * 154 > 1080
+    assert not fits(1080.0, 610.0, 3, 150.0)
+    assert fits(1080.0, 610.0, 2, 150.0)
+    assert fits(1080.0, 930.0, 1, 150.0)
+
+
 def test_without_a_limit_everything_fits() -> None:
     assert fits(None, 1e9, 1000, 50.0)
 

@@ -6,7 +6,7 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -131,7 +131,9 @@ def parse_completion(body: bytes) -> Wanted:
     elif all(isinstance(item, int) for item in prompt):
         prompts = [tuple(prompt)]  # type: ignore[arg-type]  # all() does not narrow the union
     else:
-        prompts = [tokenize(item) if isinstance(item, str) else tuple(item) for item in prompt]  # type: ignore[arg-type]
+        # Not a list of numbers alone, which the type checker does not see.
+        lists = cast("list[str | list[int]]", prompt)
+        prompts = [tokenize(item) if isinstance(item, str) else tuple(item) for item in lists]
     if not prompts or not all(prompts):
         raise BadRequest("The decoder prompt cannot be empty", param="prompt")
     return _wanted(request, tuple(prompts), request.max_tokens, chat=False)

@@ -175,7 +175,10 @@ def test_no_difference_is_inconclusive(tmp_path):
 
 def test_a_candidate_that_does_not_start_fails_without_further_launches(tmp_path):
     bad = Failure(kind=FailureClass.OOM_AT_LOAD, line="CUDA out of memory")
-    script = lambda config, _: healthy(launch_failure=bad if config == NEW else None)  # noqa: E731
+
+    def script(config, _):
+        return healthy(launch_failure=bad if config == NEW else None)
+
     found, engine, watcher = run(tmp_path, script)
     assert found.verdict is GateVerdict.FAILED
     assert found.criterion("restart").found == "launch 2: oom_at_load: CUDA out of memory"
@@ -232,7 +235,9 @@ def test_a_gates_seed_is_its_questions_and_none_of_the_studys():
 
 
 def test_where_numerics_change_the_candidates_answers_are_held_against_the_first_launch(tmp_path):
-    script = lambda config, _: healthy(logprob=-1.2 if config == NEW else -1.0, ttft_s=0.05 if config == NEW else 0.1)  # noqa: E731
+    def script(config, _):
+        return healthy(logprob=-1.2 if config == NEW else -1.0, ttft_s=0.05 if config == NEW else 0.1)
+
     found, _, _ = run(tmp_path, script, lossy=("kv-cache-dtype=fp8",), prompts=load_prompts())
     states = [(launch.side.value, launch.quality.state, launch.quality.reference) for launch in found.launches]
     assert states == [

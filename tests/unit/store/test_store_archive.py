@@ -31,8 +31,12 @@ MOMENT = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    return make_root(tmp_path)
+
+
+def make_root(folder: Path) -> Path:
     """A studies folder with a study `s` of every kind of trial, and with raw files."""
-    root = tmp_path / "studies"
+    root = folder / "studies"
     with Store.open(root / "autotune.db") as store:
         store.create_or_resume_study(
             samples.spec(spec={"file": {"note": f"a {TOKEN} b"}, "extra_args": ["--api-key", "x1"]})
@@ -289,7 +293,7 @@ def flipped(entries):
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("good")
-    return exported(root.__wrapped__(folder), folder / "good.zip")  # type: ignore[attr-defined]
+    return exported(make_root(folder), folder / "good.zip")
 
 
 @pytest.mark.parametrize("name", HOSTILE)

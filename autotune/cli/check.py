@@ -45,13 +45,13 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Hold a running server against what was promoted: settings, workload, SLO. For a cron job: 0 is as promoted."""
-    from autotune.cli.history import history_of
     from autotune.cli.interrupted import run_until_signalled
     from autotune.cli.stores import opened
     from autotune.engine.found_server import base_of, key_of
     from autotune.engine.watching import watch
     from autotune.promote.drift import check as held_against
     from autotune.promote.history import named
+    from autotune.review.history import history_of
     from autotune.slo_text import parse_slo
 
     base, key = base_of(url), key_of(api_key_env, os.environ)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
 from autotune.cli.surroundings import places_of
-
-if TYPE_CHECKING:
-    from autotune.report.compare import Side
-    from autotune.store.places import Places
-    from autotune.store.repository import Store
 
 
 def register(app: typer.Typer) -> None:
@@ -45,13 +40,14 @@ def compare(
     from autotune.report.compare import compare as compare_sides
     from autotune.report.compare import comparison_document, comparison_text
     from autotune.report.grid import print_to
+    from autotune.review.compared import side_of
 
     if gpu_hour_price is not None and not (math.isfinite(gpu_hour_price) and gpu_hour_price > 0):
         raise InvalidOption("--gpu-hour-price", gpu_hour_price, "a price above 0")
     first, second = _two(names)
     places = places_of(studies_dir, storage)
     with opened(places, first.partition(":")[0]) as store:
-        a, b = (_side(store, places, name) for name in (first, second))
+        a, b = (side_of(store, places, name) for name in (first, second))
     found = compare_sides(a, b, gpu_hour_price=gpu_hour_price)
     if as_json:
         typer.echo(json.dumps(comparison_document(found), indent=2))
@@ -68,33 +64,3 @@ def _two(names: list[str]) -> tuple[str, str]:
     if len(names) != 2:
         raise InvalidOption("A B", " ".join(names), "two sides: STUDY:TRIAL STUDY:TRIAL, or STUDY TRIAL TRIAL")
     return names[0], names[1]
-
-
-def _side(store: Store, places: Places, name: str) -> Side:
-    from autotune.cli.views import view_of
-    from autotune.errors import InvalidOption, NothingMeasured
-    from autotune.report.compare import COMPARED_IDENTITY, Side
-
-    study, _, which = name.partition(":")
-    stored = store.study(study)
-    view = view_of(store, stored, places)
-    if which in ("", "pick"):
-        if view.pick is None:
-            raise NothingMeasured(
-                f"study {study!r} has no pick", hint=f"Name a trial: {study}:0 is the baseline; see `autotune pareto`."
-            )
-        number = view.pick.number
-    elif which == "baseline":
-        number = 0
-    elif which.isascii() and which.isdecimal():
-        number = int(which)
-    else:
-        raise InvalidOption("A B", name, "STUDY, STUDY:TRIAL with a trial's number, STUDY:pick or STUDY:baseline")
-    trial = store.trial(study, number)
-    identity = tuple((key, stored.identity[key]) for key in COMPARED_IDENTITY if key in stored.identity)
-    side = Side(view=view, trial=trial, identity=identity)
-    if not side.launches:
-        raise NothingMeasured(
-            f"trial {number} of study {study!r} was not measured", hint=f"`autotune show {study} {number}` says why."
-        )
-    return side

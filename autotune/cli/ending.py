@@ -70,8 +70,8 @@ def _tell(plan: StudyPlan, places: Places, run: Run, ended_by: Ending, error: st
 def _view(plan: StudyPlan, places: Places) -> StudyView | None:
     """The study as stored; None where it cannot be read, which is then no reason to tell nothing."""
     from autotune.cli.stores import opened
-    from autotune.cli.views import view_of
     from autotune.errors import AutotuneError
+    from autotune.review.views import view_of
 
     try:
         with opened(places) as store:

@@ -15,7 +15,6 @@ from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:
     from autotune.promote import Entry
-    from autotune.store.repository import Store
 
 _WHICH = "NAME, NAME@3, NAME@previous: a promotion as `autotune promotions` lists it; NAME is what runs today."
 
@@ -25,21 +24,6 @@ def register(app: typer.Typer) -> None:
     app.command("promotions")(promotions)
     app.command("diff")(diff)
     app.command("rollback")(rollback)
-
-
-def history_of(store: Store) -> tuple[Entry, ...]:
-    """Every promotion in the database, in its place.
-
-    Raises:
-        StorageError: one cannot be read.
-    """
-    from autotune.errors import StorageError
-    from autotune.promote.history import entries
-
-    try:
-        return entries(store.all_promotions())
-    except ValueError as error:
-        raise StorageError(f"{store.location.label}: a promotion cannot be read: {error}") from None
 
 
 def promotions(
@@ -52,11 +36,12 @@ def promotions(
 ) -> None:
     """List what was promoted: what runs today, what ran before, who, why, and what the gate said."""
     from autotune.cli.console import output_console
-    from autotune.cli.history_text import history_document, history_table
     from autotune.cli.stores import opened
     from autotune.errors import InvalidOption
     from autotune.promote.history import current_of, named
     from autotune.report.grid import print_to
+    from autotune.review.history import history_of
+    from autotune.review.history_text import history_document, history_table
 
     if git is not None and name is None:
         raise InvalidOption("--git", str(git), "together with the name of a deployment")
@@ -89,10 +74,11 @@ def diff(
 ) -> None:
     """Show what differs between two promotions: flags, variables, model, version, and the rendered files."""
     from autotune.cli.console import output_console
-    from autotune.cli.history_text import diff_document, diff_text
     from autotune.cli.stores import opened
     from autotune.promote.history import before, named
     from autotune.report.grid import print_to
+    from autotune.review.history import history_of
+    from autotune.review.history_text import diff_document, diff_text
 
     with opened(places_of(studies_dir, storage), a, kind="promotion") as store:
         history = history_of(store)
@@ -126,6 +112,7 @@ def rollback(
     from autotune.cli.stores import opened
     from autotune.promote import write_files
     from autotune.promote.history import before, named
+    from autotune.review.history import history_of
 
     with opened(places_of(studies_dir, storage), name, kind="promotion") as store:
         history = history_of(store)

@@ -94,11 +94,11 @@ def promote(
     """Verify the pick (or a trial), render it for production and record it in the history."""
     from autotune.cli.gate import GateAsked, overtaken, verified
     from autotune.cli.stores import opened
-    from autotune.cli.views import view_of
     from autotune.promote import deployment_from, render
     from autotune.promote.git_folder import check_folder
     from autotune.promote.writing import check_files
     from autotune.recipe import parse_gpus
+    from autotune.review.views import view_of
 
     wanted = Wanted(
         targets=_targets(target),
@@ -155,8 +155,8 @@ def promote(
 
 def _current(store: Store, name: str) -> Entry | None:
     """What runs under a name, as far as the history says; None where nothing was promoted under it."""
-    from autotune.cli.history import history_of
     from autotune.promote.history import current_of
+    from autotune.review.history import history_of
 
     return next((one for one in current_of(history_of(store)) if one.promotion.name == name), None)
 
@@ -197,7 +197,7 @@ def _record(
 
 def stored_promotion(store: Store, promotion: Any, directory: str) -> Entry:
     """A promotion, put into the history; it comes back in its place there."""
-    from autotune.cli.history import history_of
+    from autotune.review.history import history_of
     from autotune.store.study_record import PromotionRecord
 
     store.add_promotion(
@@ -218,8 +218,8 @@ def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tupl
     """The promotions of a name that `folder` lacks, up to this one, as commits."""
     import os
 
-    from autotune.cli.history import history_of
     from autotune.promote.git_folder import commit_promotions
+    from autotune.review.history import history_of
 
     own = [one for one in history_of(store) if one.promotion.name == entry.promotion.name]
     recorded = [one for one in own[: entry.version] if all(file.text is not None for file in one.promotion.files)]
@@ -326,9 +326,9 @@ def _facts(study: StudyRecord, config: Config) -> StudyFacts:
 
     Local model folders become absolute: another place reads it.
     """
-    from autotune.cli.views import node_of
     from autotune.engine.flags import MODEL
     from autotune.promote import StudyFacts
+    from autotune.review.views import node_of
 
     checkpoint = config.get(MODEL)
     spec = study.spec

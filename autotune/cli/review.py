@@ -40,12 +40,12 @@ def pareto(
     """Show the front of a study, and the trial to pick."""
     from autotune.cli.console import output_console
     from autotune.cli.stores import opened
-    from autotune.cli.views import brief_view_of, view_of
     from autotune.errors import InvalidOption
     from autotune.report.csv_view import trials_csv
     from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.tables import study_report
+    from autotune.review.views import brief_view_of, view_of
 
     if as_csv and as_json:
         raise InvalidOption("--csv", "--json", "one of --csv and --json")
@@ -72,6 +72,7 @@ def _draw(view: StudyView, stored: StudyRecord, picture: Path) -> None:
     from autotune.errors import StorageError
     from autotune.report.figures import png_bytes, svg_text
     from autotune.report.html import front_page
+    from autotune.review.evidence import serve_line_of
 
     suffix = picture.suffix.lower()
     if suffix == ".png":
@@ -79,7 +80,7 @@ def _draw(view: StudyView, stored: StudyRecord, picture: Path) -> None:
     elif suffix == ".svg":
         content = svg_text(view).encode()
     else:
-        line = _serve_line(stored, view.picked_trial) if view.picked_trial else None
+        line = serve_line_of(stored, view.picked_trial) if view.picked_trial else None
         content = front_page(view, serve_line=line).encode()
     try:
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -102,10 +103,11 @@ def show(
     """Show all the evidence of one trial: a ready command line, figures with intervals, capacity, phases, log."""
     from autotune.cli.console import output_console
     from autotune.cli.stores import opened
-    from autotune.cli.views import view_of, with_evidence
     from autotune.report.detail import trial_detail
     from autotune.report.grid import print_to
     from autotune.report.json_view import show_document
+    from autotune.review.evidence import log_path, serve_line_of
+    from autotune.review.views import view_of, with_evidence
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
@@ -113,7 +115,7 @@ def show(
         view = view_of(store, stored, places)
         chosen = with_evidence(store, study, store.trial(study, trial))
         attempts = store.attempts(study, trial)
-    line = _serve_line(stored, chosen)
+    line = serve_line_of(stored, chosen)
     log = log_path(chosen)
     written = [] if export_bench is None else _export_bench(view, chosen, export_bench)
     if as_json:
@@ -175,19 +177,6 @@ def _endpoint(view: StudyView, trial: Trial) -> str:
         return load_workload(view.workload).api
     except AutotuneError:
         return Api.CHAT
-
-
-def _serve_line(stored: StudyRecord, trial: Trial) -> str:
-    from autotune.promote import serve_line
-
-    extra = tuple(str(word) for word in stored.spec.get("extra_args", ()))
-    return serve_line(stored.identity["model"], trial.config, extra_args=extra)
-
-
-def log_path(trial: Trial) -> str | None:
-    """The server's log of a trial's latest attempt; None where no server wrote one."""
-    path = Path(trial.directory) / "server.log" if trial.directory else None
-    return str(path) if path is not None and path.exists() else None
 
 
 def list_studies(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, as_json: Json = False) -> None:

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,10 +22,7 @@ if TYPE_CHECKING:
     from autotune.records import Trial
     from autotune.report.studies import StudyRow
     from autotune.store.folder import LockHolder, StudyFolder
-    from autotune.store.outlines import Tally
-    from autotune.store.places import Places
     from autotune.store.repository import Store
-    from autotune.store.study_record import StudyRecord
 
 FOLLOW_POLL_S = 0.25
 STOP_POLL_S = 0.1
@@ -52,6 +48,7 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
     from autotune.cli.stores import opened
     from autotune.report.grid import print_to
     from autotune.report.studies import studies_table
+    from autotune.review.listing import study_row
     from autotune.store.outlines import Tally
 
     places = places_of(studies_dir, storage)
@@ -60,43 +57,12 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
     else:
         with opened(places) as store:
             tallies = store.tallies()
-            found = (_row(store, study, tallies.get(study.name, Tally()), places) for study in store.studies())
+            found = (study_row(store, study, tallies.get(study.name, Tally()), places) for study in store.studies())
             rows = [row for row in found if row.pid or not live]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))
     else:
         print_to(output_console(), studies_table(rows, live=live))
-
-
-def _row(store: Store, study: StudyRecord, tally: Tally, places: Places) -> StudyRow:
-    from autotune.report.studies import StudyRow
-    from autotune.store.study_record import StudyState
-
-    holder = places.folder(study.name).holder()
-    running = tally.waiting if holder else None
-    phase, elapsed = None, None
-    if running is not None:
-        attempts = store.attempts(study.name, running)
-        if attempts and attempts[-1].transitions:
-            phase = str(attempts[-1].transitions[-1].move.after)
-            elapsed = (datetime.now(UTC) - attempts[-1].started_at).total_seconds()
-    killed = study.state is StudyState.RUNNING and holder is None
-    return StudyRow(
-        name=study.name,
-        model=study.identity["model"],
-        workload=str(study.spec.get("workload", "")),
-        engine=str(study.engine),
-        simulated=study.simulated or tally.simulated,
-        state="running" if holder else "interrupted" if killed else str(study.state),
-        done=tally.counted,
-        wanted=study.target_trials,
-        measured=tally.measured,
-        infeasible=tally.infeasible,
-        trial=running,
-        phase=phase,
-        elapsed_s=elapsed,
-        pid=holder.pid if holder else None,
-    )
 
 
 def logs(
@@ -154,7 +120,7 @@ def _lines(store: Store, folder: StudyFolder, study: str, number: int, *, follow
 
 
 def _log_of(store: Store, study: str, number: int) -> Path | None:
-    from autotune.cli.review import log_path
+    from autotune.review.evidence import log_path
 
     trial = _trial(store, study, number)
     path = log_path(trial) if trial is not None else None

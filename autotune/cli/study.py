@@ -134,13 +134,13 @@ def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> N
     from autotune.cli.console import output_console
     from autotune.cli.ending import announced
     from autotune.cli.stores import opened
-    from autotune.cli.views import view_of, with_explanation
     from autotune.errors import NothingMeasured
     from autotune.node.nvml_probe import open_probe
     from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
     from autotune.report.progress import progress_view
     from autotune.report.tables import study_report
+    from autotune.review.views import view_of, with_explanation
     from autotune.session import run_study
 
     console = output_console(stderr=True)

@@ -39,7 +39,7 @@ from benchmarks.chaos.processes import Strangers
 from benchmarks.chaos.rounds import Pace, Report, Round
 
 TUNER_NEEDS = (
-    "autotune.cli.main", "autotune.cli.plan_text", "autotune.cli.views", "autotune.node.nvml_probe",
+    "autotune.cli.main", "autotune.cli.plan_text", "autotune.review.views", "autotune.node.nvml_probe",
     "autotune.planning.explaining", "autotune.report.progress", "autotune.report.tables", "autotune.session",
     "huggingface_hub.file_download", "numpy.ma", "numpy.random", "optuna.storages._rdb.models",
     "sqlalchemy.dialects.sqlite", "uvloop",

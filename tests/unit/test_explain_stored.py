@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune.cli.main import app
-from autotune.cli.views import view_of, with_explanation
 from autotune.errors import NotPromotable, StorageError
 from autotune.gate_session import require_own_workload
 from autotune.planning import StudyPlan, Surroundings, make_plan
@@ -20,6 +19,7 @@ from autotune.planning.stored import kept_of, stored_plan
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import LoadPlan, Trial
 from autotune.report.tables import as_text, study_report
+from autotune.review.views import view_of, with_explanation
 from autotune.search.explain import PriorUse
 from autotune.session import spec_of
 from autotune.store.places import Places

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import store_samples as samples
 
-from autotune.cli.views import brief_view_of, view_of
 from autotune.records import Caveat, Config, Estimate, FailureClass, LevelRole, Origin, Outcome, Slo, SloMetric
 from autotune.report.tables import as_text, study_report
+from autotune.review.views import brief_view_of, view_of
 from autotune.search.objective import limited, points
 from autotune.search.pareto import front_of, pick
 from autotune.store.outlines import Tally

@@ -141,8 +141,8 @@ def running_of(store: Store, study: StudyRecord, trials: Sequence[Trial]) -> Run
     """
     if not store.all_promotions():
         return None
-    from autotune.cli.history import history_of
     from autotune.promote.history import current_of
+    from autotune.review.history import history_of
 
     model = study.identity["model"]
     names = {model, str(Path(model).expanduser().absolute())}

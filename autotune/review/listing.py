@@ -1,0 +1,44 @@
+"""Where studies stand, as `autotune list`, `status` and the service tell it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from autotune.report.studies import StudyRow
+from autotune.store.study_record import StudyState
+
+if TYPE_CHECKING:
+    from autotune.store.outlines import Tally
+    from autotune.store.places import Places
+    from autotune.store.repository import Store
+    from autotune.store.study_record import StudyRecord
+
+
+def study_row(store: Store, study: StudyRecord, tally: Tally, places: Places) -> StudyRow:
+    """One study's line; `running` is what holds the study's lock now, whatever is stored."""
+    holder = places.folder(study.name).holder()
+    running = tally.waiting if holder else None
+    phase, elapsed = None, None
+    if running is not None:
+        attempts = store.attempts(study.name, running)
+        if attempts and attempts[-1].transitions:
+            phase = str(attempts[-1].transitions[-1].move.after)
+            elapsed = (datetime.now(UTC) - attempts[-1].started_at).total_seconds()
+    killed = study.state is StudyState.RUNNING and holder is None
+    return StudyRow(
+        name=study.name,
+        model=study.identity["model"],
+        workload=str(study.spec.get("workload", "")),
+        engine=str(study.engine),
+        simulated=study.simulated or tally.simulated,
+        state="running" if holder else "interrupted" if killed else str(study.state),
+        done=tally.counted,
+        wanted=study.target_trials,
+        measured=tally.measured,
+        infeasible=tally.infeasible,
+        trial=running,
+        phase=phase,
+        elapsed_s=elapsed,
+        pid=holder.pid if holder else None,
+    )

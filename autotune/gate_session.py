@@ -25,6 +25,7 @@ from autotune.engine.flag_cache import HELP_DEADLINE_S
 from autotune.engine.flags import MODEL
 from autotune.engine.reaping import reap
 from autotune.errors import Interrupted, NotPromotable, StorageError, UnknownName
+from autotune.executor.building import hold_of, make_engine
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
 from autotune.node.probe import cpu_node, detect_node
@@ -39,7 +40,6 @@ from autotune.search.noise import run_noise
 from autotune.search.objective import is_goodput, joined_figures
 from autotune.search.pareto import pick
 from autotune.search.stability import assess
-from autotune.session import hold_of, make_engine
 from autotune.store.codec import decode
 from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.places import Places

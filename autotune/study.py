@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from autotune.budget import Budget, Ending, Spent, gpu_seconds, kept_for_again, lacking, promises_too_little
 from autotune.endings import Endings
-from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
+from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.compile_cache import is_cured
-from autotune.engine.holding import NodeHold
 from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch, VllmCommandError
+from autotune.executor.base import Assignment, Executor
 from autotune.life import Event, Instruction, next_event, verdict
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
@@ -37,7 +37,6 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.scheduling.seats import Seats
 from autotune.search.again import Again, next_again, salt_of, seed_of
 from autotune.search.again import lacking as still_lacking
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
@@ -52,9 +51,9 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudyState
-from autotune.study_parallel import SHARED, Choice, Floor, ParallelSearch, Place, with_company, with_interference
+from autotune.study_parallel import SHARED, Choice, ParallelSearch, Place, with_company, with_interference
 from autotune.time_limit import launch_s
-from autotune.trial import TrialOrder, TrialRun, run_trial
+from autotune.trial import TrialOrder, TrialRun
 from autotune.trial_life import TrialLife, forsaken
 
 _SHORT = {Ending.TIME: "time", Ending.GPU_HOURS: "GPU hours"}
@@ -86,11 +85,8 @@ class StudyRun:
     """One run of a study in this process.
 
     Attributes:
-        clock: seconds on the engine's clock; durations only.
-        sleep: waits between attempts; virtual engines pass one that returns at once.
+        executor: performs its attempts; closed by whoever made it.
         calibration: what is known of the node from earlier studies; None where nothing can be.
-        hold: on the study's GPUs; taken by `run`, released by whoever made it.
-        floor: how its trials share the node; None for one after the other.
         places: of the trials that run beside others, by number.
         endings: asks the study to end.
         ending: why it ended.
@@ -104,15 +100,11 @@ class StudyRun:
     study: StudyRecord
     store: Store
     folder: StudyFolder
-    engine: Engine
+    executor: Executor
     proposer: Proposer
     projection: Projection
     observer: StudyObserver
-    clock: Callable[[], float]
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     calibration: NodeCalibration | None = None
-    hold: NodeHold = field(default_factory=NodeHold)
-    floor: Floor | None = None
     places: dict[int, Place] = field(init=False, default_factory=dict)
     endings: Endings = field(default_factory=Endings)
     ending: Ending = field(init=False, default=Ending.TRIALS)
@@ -127,7 +119,7 @@ class StudyRun:
     def __post_init__(self) -> None:
         self.feasible = frozenset(self.plan.feasible)
         self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
-        self.began_s = self.clock()
+        self.began_s = self.executor.now()
 
     async def run(self) -> None:
         """Until the target is reached, no untried config is left, or the time is up.
@@ -136,7 +128,7 @@ class StudyRun:
             StudyFatal: no config can cure what happened; everything so far is kept.
             NodeBusy: somebody else uses the GPUs, for longer than the study waits.
         """
-        await self.hold.take()
+        await self.executor.take()
         self.projection.sync(self.study.name)
         if self.calibration is not None and self.calibration.told is not None:
             self.observer.note(self.calibration.told)
@@ -154,7 +146,7 @@ class StudyRun:
         """
         while interrupted or self.may_begin():
             if self._is_shared():
-                await ParallelSearch(self.plan, self._floor, self, interrupted).run()
+                await ParallelSearch(self.plan, self.executor.floor, self, interrupted).run()
                 break
             choice = self.choose(lambda _: True)
             if choice is None:
@@ -172,7 +164,7 @@ class StudyRun:
         """Whether trials may run beside each other now: the baseline, which finds the load, is measured alone."""
         load = self.plan.load_for(self.store.get_load_plan(self.study.name))
         trials = self.trials()
-        return self._floor.most > 1 and load is not None and bool(trials) and trials[0].result is not None
+        return self.executor.floor.most > 1 and load is not None and bool(trials) and trials[0].result is not None
 
     async def _learn(self) -> None:
         """Keep what this run's trials say about the node for the next study, now that nothing is measured."""
@@ -302,7 +294,7 @@ class StudyRun:
         """
         trials = self.trials()
         running_gpu_s = sum(one.gpus for one in beside) * (launch_s(trials) or 0.0)
-        spent = Spent(time_s=self.clock() - self.began_s, gpu_s=self.gpu_s + running_gpu_s)
+        spent = Spent(time_s=self.executor.now() - self.began_s, gpu_s=self.gpu_s + running_gpu_s)
         return lacking(self._budget, spent, launches, trials)
 
     @property
@@ -361,16 +353,16 @@ class StudyRun:
         finally:
             del self.places[trial.number]
 
-    @property
-    def _floor(self) -> Floor:
-        if self.floor is None:
-            self.floor = Floor(seats=Seats(self.plan.node))
-        return self.floor
-
     def _place(self, trial: Trial) -> Place:
-        """Where a trial runs: its place beside others, or the whole node."""
+        """Where a trial runs: its place beside others, or a whole node."""
         found = self.places.get(trial.number)
-        return found or Place(seat=self._floor.seats.whole(self.plan.demand_of(trial.config)))
+        return found or Place(seat=self.executor.floor.seats.whole(self.plan.demand_of(trial.config)))
+
+    def _host(self, trial: Trial) -> str | None:
+        """The machine that a trial should run on: what decides, launches again, runs where the baseline did, so that
+        no recommendation rests on the difference between two machines."""
+        first = self.trials()[0]
+        return None if trial.origin in SHARED or first.result is None else first.result.host
 
     async def _attempts(self, trial: Trial) -> None:
         """Launch a trial until it has an end that counts; faults of the environment are retried, boundedly.
@@ -387,7 +379,7 @@ class StudyRun:
                 raise asyncio.CancelledError
             event = next_event(kept.life)
             if event is Event.FORSAKEN:
-                result, cancelled = forsaken(self.engine.clock, simulated=self.study.simulated), False
+                result, cancelled = forsaken(self.executor.clock, simulated=self.study.simulated), False
             else:
                 run = await self._attempt(trial, kept)
                 result, cancelled = run.result, run.cancelled
@@ -418,7 +410,7 @@ class StudyRun:
             if instruction is Instruction.BACK_OFF and failure is not None:
                 why = failure.line or "no line of its log says why"
                 self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-                await self.sleep(kept.life.pause_s(self.plan.recipe.retry_pause_s))
+                await self.executor.sleep(kept.life.pause_s(self.plan.recipe.retry_pause_s))
 
     def _tell(self, finished: Trial) -> None:
         self.ended.add(finished.number)
@@ -459,10 +451,10 @@ class StudyRun:
             quality=quality_order(self.plan, trials, trial),
         )
         recorder = _Recorder(run=self, number=trial.number, kept=kept)
-        begun_s = self.clock()
+        self.endings.entered(trial.number, Phase.WAITING)
         try:
-            await self.hold.prove_free(order.launch.gpu_indices)
-            run = await run_trial(self.engine, order, clock=self.clock, observer=recorder)
+            assignment = Assignment(trial=trial.number, order=order, host=self._host(trial))
+            run = await self.executor.perform(assignment, recorder)
             found = with_company(run.result, place.company)
             run = replace(run, result=with_interference(self.trials(), trial, found))
         except (asyncio.CancelledError, AutotuneError) as error:
@@ -470,7 +462,8 @@ class StudyRun:
                 kept.cut_off(Event.REFUSED if isinstance(error, StudyFatal | VllmCommandError) else Event.INTERRUPTED)
             raise
         finally:
-            self.gpu_s += trial.gpus * (self.clock() - begun_s)
+            self.endings.entered(trial.number, Phase.ENDED)
+            self.gpu_s += trial.gpus * recorder.lasted_s
         if run.argv:
             self.store.record_argv(name, trial.number, kept.attempt, run.argv)
         self._check_version(kept, run.result)
@@ -500,12 +493,13 @@ class _Recorder:
     run: StudyRun
     number: int
     kept: TrialLife
+    lasted_s: float = 0.0
     _phase: Phase = Phase.WAITING
 
     def phase(self, phase: Phase, elapsed_s: float) -> None:
-        self._phase = phase
+        self._phase, self.lasted_s = phase, elapsed_s
         self.run.endings.entered(self.number, phase)
-        self.kept.enter(phase, elapsed_s, self.run.engine.clock)
+        self.kept.enter(phase, elapsed_s, self.run.executor.clock)
         self.run.observer.phase(phase, "", number=self.number)
 
     def identity(self, identity: ServerIdentity) -> None:

@@ -1,4 +1,4 @@
-"""The search of a study that has several trials on its node at once (docs/parallel.md).
+"""The search of a study that has several trials at once, on its node or on several (docs/parallel.md, docs/nodes.md).
 
 The baseline is measured alone, and once more beside the first others: what that differs by is what neighbours cost.
 Then configs are proposed while others run, each where it fits (`scheduling/`). What they show chooses who is measured
@@ -7,17 +7,15 @@ alone at the end (`search/screening.py`), and no more than that.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotune.engine.command import chooses_gpus
+from autotune.executor.base import Floor
 from autotune.planning import StudyPlan
-from autotune.recipe import AUTO_PARALLEL
-from autotune.records import Caveat, Config, EngineKind, Origin, Trial, TrialResult
-from autotune.scheduling.beside import Beside, Company, Jobs, RealTime, Turns
-from autotune.scheduling.cores import most_beside
-from autotune.scheduling.seats import Seat, Seats
+from autotune.records import Caveat, Config, Origin, Trial, TrialResult
+from autotune.scheduling.beside import Beside, Company, Jobs
+from autotune.scheduling.seats import Seat
 from autotune.search.noise import Difference
 from autotune.search.prior.expectation import Reason
 from autotune.search.reasons import why_line
@@ -46,24 +44,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where one trial runs, and who runs beside it; nobody where it has the node to itself."""
+    """Where one trial runs, and who runs beside it on its node; nobody where it has that to itself."""
 
     seat: Seat
     company: Company | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
-    """The node as a study's trials share it.
-
-    Attributes:
-        most: trials at once; 1 for one after the other.
-        turns: of the clock that they share.
-    """
-
-    seats: Seats
-    most: int = 1
-    turns: Turns = field(default_factory=RealTime)
 
 
 class Searching(Protocol):
@@ -88,23 +72,6 @@ class Searching(Protocol):
     def perform(self, trial: Trial, place: Place) -> Awaitable[None]:
         """Do it to its end."""
         ...
-
-
-def trials_at_once(plan: StudyPlan, cores: Collection[int]) -> int:
-    """How many trials a study has on its node at once.
-
-    Args:
-        cores: that this process may use; a simulation needs none.
-
-    Returns:
-        1 also for a server command that runs containers and does not say which GPUs they get.
-    """
-    asked, gpus = plan.recipe.parallel, plan.node.gpu_count
-    if plan.command is not None and not plan.simulated and not chooses_gpus(plan.command):
-        return 1
-    if asked != AUTO_PARALLEL:
-        return max(1, min(asked, gpus))
-    return max(1, gpus) if plan.engine is EngineKind.SIMULATED else most_beside(len(cores), gpus)
 
 
 class ParallelSearch:
@@ -142,7 +109,7 @@ class ParallelSearch:
         """The baseline beside others, once a study: where it was measured alone, and others run that it fits beside."""
         trials, seats = self._study.trials(), self._floor.seats
         base = trials[0]
-        if not base.measured or len(seats.free) == self._plan.node.gpu_count:
+        if not self._floor.one_node or not base.measured or seats.idle:
             return None
         if any(one.origin is Origin.PROBE for one in trials):
             return None
@@ -151,7 +118,7 @@ class ParallelSearch:
 
     def _begin(self, choice: Choice, seat: Seat, company: Company) -> Awaitable[None]:
         trial = choice.begun or self._study.begin(choice)
-        return self._study.perform(trial, Place(seat=seat, company=company))
+        return self._study.perform(trial, Place(seat=seat, company=company if self._floor.one_node else None))
 
 
 def with_company(result: TrialResult, company: Company | None) -> TrialResult:

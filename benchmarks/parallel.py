@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 
-from autotune.engine.gpu_memory import GpuGuard
-from autotune.engine.holding import NodeHold
+from autotune.executor.building import local_executor
 from autotune.planning import Surroundings, make_plan
 from autotune.recipe import AUTO_PARALLEL, LoadChoice, Recipe
 from autotune.records import Config, Phase, Trial, Value
 from autotune.search.pareto import front_of
 from autotune.search.proposer import Proposer
-from autotune.session import floor_of, make_engine, spec_of
+from autotune.session import spec_of
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -77,7 +76,7 @@ class _Watch:
 
     def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None:
         if trials[trial.number].counted:
-            self.list_s = self.run[0].clock()
+            self.list_s = self.run[0].executor.now()
 
     def note(self, text: str) -> None: ...
 
@@ -111,30 +110,26 @@ def measure(folder: Path, count: int, parallel: int, *, node: str = NODE, reques
     begun, runs = time.perf_counter(), list[StudyRun]()
     watch = _Watch(runs)
     with Store.open(str(folder / "autotune.db")) as store, Projection.open(store) as projection:
-        engine, clock, sleep = make_engine(plan, GpuGuard(None), NodeHold())
-        floor = floor_of(plan, engine, None)
+        executor = local_executor(plan, None, lambda _: None)
         runs.append(
             StudyRun(
                 plan=plan,
                 study=store.create_or_resume_study(spec_of(plan)),
                 store=store,
                 folder=StudyFolder(root=folder, name="list"),
-                engine=engine,
+                executor=executor,
                 proposer=Proposer(plan.space, "random", 0),
                 projection=projection,
                 observer=watch,
-                clock=clock,
-                sleep=sleep,
-                floor=floor,
             )
         )
         asyncio.run(runs[0].run())
         trials = store.trials("list")
     numbers = front_of(trials)
     return Ran(
-        at_once=floor.most,
+        at_once=executor.floor.most,
         list_s=watch.list_s,
-        study_s=clock(),
+        study_s=executor.now(),
         real_s=time.perf_counter() - begun,
         front=tuple(sorted(str(trial.config) for trial in trials if trial.number in numbers)),
         launches=len(trials),

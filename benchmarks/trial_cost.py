@@ -40,14 +40,18 @@ from autotune.engine.base import DriveResult, Engine, LaunchPlan, Milestone, Ser
 from autotune.engine.gpu_memory import GpuGuard
 from autotune.engine.holding import NodeHold
 from autotune.engine.ports import free_port
+from autotune.executor.base import Floor
+from autotune.executor.building import make_engine
+from autotune.executor.local import LocalExecutor
 from autotune.load.growing import Looks
 from autotune.load.loops import new_loop
 from autotune.planning import Surroundings, make_plan
 from autotune.quality import Answers, QualityPrompt
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Caveat, ClockKind, EngineKind, LevelRole, LoadLevel, PlannedRequest, ServerFacts, Trial
+from autotune.scheduling.seats import Seats
 from autotune.search.proposer import Proposer
-from autotune.session import make_engine, spec_of
+from autotune.session import spec_of
 from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -299,12 +303,12 @@ def run_trials(folder: Path, vllm_python: str | None, model: str | None, trials:
             study=study,
             store=store,
             folder=StudyFolder(root=folder, name="cost"),
-            engine=TimedEngine(engine, watch),
+            executor=LocalExecutor(
+                engine=TimedEngine(engine, watch), floor=Floor(seats=Seats(plan.node)), clock_s=clock, wait=sleep
+            ),
             proposer=Proposer(plan.space, recipe.sampler, recipe.seed),
             projection=projection,
             observer=Quiet(),
-            clock=clock,
-            sleep=sleep,
         )
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(run.run())

@@ -62,12 +62,14 @@ class ServerIdentity:
         started: the pid's start time as psutil reports it; a reused pid differs in it.
         pgid: process group of the server itself; None before it was started.
         marker: random token in the environment of every process we start (AUTOTUNE_MARKER).
+        host: name of the machine it runs on; empty for the tuner's own.
     """
 
     pid: int
     started: float
     pgid: int | None
     marker: str
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,7 @@ class TrialResult:
         goodput: where the study's objective is the rate that meets an SLO: what the search for it found.
         quality: how much its answers differ from the reference's; None where nobody asked.
         neighbours: most other trials that ran on the node at the same time; 0 for one that had the node to itself.
+        host: name of the machine that it ran on, where a study has several; None on the tuner's own.
     """
 
     outcome: Outcome
@@ -71,6 +72,7 @@ class TrialResult:
     quality: Quality | None = None
     early: EarlyEnd | None = None
     neighbours: int = 0
+    host: str | None = None
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from autotune.engine.virtual_time import RANK
-from autotune.scheduling.packing import Demand, reserve
-from autotune.scheduling.seats import Seat, Seats
+from autotune.scheduling.packing import Demand
+from autotune.scheduling.seats import Seat, Seating
 
 Job = TypeVar("Job")
 
@@ -96,7 +96,7 @@ class Beside(Generic[Job]):
     """
 
     jobs: Jobs[Job]
-    seats: Seats
+    seats: Seating
     most: int
     turns: Turns = field(default_factory=RealTime)
     _waiting: Job | None = None
@@ -150,7 +150,7 @@ class Beside(Generic[Job]):
         """Seat a job that keeps the waiting one waiting no longer; whether there was one."""
         # The oldest are taken to end first: trials of one study take about as long as each other.
         running = [one.seat.places for one in sorted(self._running.values(), key=lambda one: one.rank)]
-        kept = reserve(self.jobs.demand(waiting), self.seats.free, running, self.seats.wiring)
+        kept = self.seats.kept_for(self.jobs.demand(waiting), running)
         if not self.seats.free - kept:
             return False
         smaller = self.jobs.ask(lambda job: self.seats.fits(self.jobs.demand(job), without=kept))

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from autotune.node.leases import Lease, NodeLeases, core_resource
 from autotune.records import Node
 from autotune.scheduling.cores import UNBOUND, Cores, near_cores, share_cores
-from autotune.scheduling.packing import Demand, Wiring, place
+from autotune.scheduling.packing import Demand, Wiring, place, reserve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,40 @@ class Seat:
     server_cores: tuple[int, ...] = ()
 
 
+class Seating(Protocol):
+    """Who can be seated now. `scheduling/beside.py` asks, of one study; places are numbers that it may compare."""
+
+    @property
+    def free(self) -> frozenset[int]:
+        """Places that no trial has."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether no trial runs."""
+        ...
+
+    def fits(self, demand: Demand, without: Collection[int] = ()) -> bool:
+        """Whether a config can be seated now, some places kept free."""
+        ...
+
+    def kept_for(self, demand: Demand, running: Sequence[Collection[int]]) -> frozenset[int]:
+        """Places to keep for a config that has to wait; those of `running` are taken to become free in that order."""
+        ...
+
+    def whole(self, demand: Demand) -> Seat:
+        """The seat of a config that has a node to itself."""
+        ...
+
+    def take(self, demand: Demand, without: Collection[int] = ()) -> Seat | None:
+        """Seat a config; None where it has to wait."""
+        ...
+
+    def leave(self, seat: Seat) -> None:
+        """Its trial has ended."""
+        ...
+
+
 class Seats:
     """Who sits where on one node. Of one study, which holds the leases of the node's GPUs.
 
@@ -73,6 +108,15 @@ class Seats:
         """Places of the GPUs that no trial has."""
         taken = {place for seat in self._taken for place in seat.places}
         return frozenset(range(self._node.gpu_count)) - taken
+
+    @property
+    def idle(self) -> bool:
+        """Whether no trial runs."""
+        return not self._taken
+
+    def kept_for(self, demand: Demand, running: Sequence[Collection[int]]) -> frozenset[int]:
+        """See `packing.reserve`."""
+        return reserve(demand, self.free, running, self.wiring)
 
     def fits(self, demand: Demand, without: Collection[int] = ()) -> bool:
         """Whether a config can be seated now, some GPUs kept free."""

@@ -13,6 +13,8 @@ import pytest
 
 from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.simulated import SimulatedEngine, SimulatedServer
+from autotune.executor.base import Floor
+from autotune.executor.local import LocalExecutor
 from autotune.load.records_file import read_records, write_records
 from autotune.node.defaults import resolve
 from autotune.planning import StudyPlan, Surroundings, make_plan
@@ -20,6 +22,7 @@ from autotune.planning.calibration import NodeCalibration, chosen_loads, measure
 from autotune.planning.prior import prior_of
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import ClockKind, EngineKind, LoadPlan, Phase, Trial
+from autotune.scheduling.seats import Seats
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
 from autotune.simulator.coefficients import Coefficients
@@ -111,12 +114,12 @@ def study_run(folder: Path, plan: StudyPlan, machine: str = "here") -> Iterator[
                 study=store.create_or_resume_study(spec_of(plan)),
                 store=store,
                 folder=StudyFolder(root=folder, name=plan.recipe.name),
-                engine=engine,
+                executor=LocalExecutor(
+                    engine=engine, floor=Floor(seats=Seats(plan.node)), clock_s=engine.now, wait=engine.time.sleep
+                ),
                 proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed, configs=plan.feasible),
                 projection=projection,
                 observer=told,
-                clock=engine.now,
-                sleep=engine.time.sleep,
                 calibration=NodeCalibration.of(plan, machine),
             ),
             told,

@@ -15,10 +15,13 @@ from autotune.budget import Ending
 from autotune.engine.compile_cache import REPLACED
 from autotune.engine.fake import FAKE_ARGV, FakeEngine, Script
 from autotune.errors import StudyFatal, StudyMismatch
+from autotune.executor.base import Floor
+from autotune.executor.local import LocalExecutor
 from autotune.life import MOST_LOST, Event
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import LoadChoice, QualityChoice, Recipe
 from autotune.records import Config, Failure, FailureClass, LevelRole, Origin, Outcome, Phase, Pick, QualityState, Trial
+from autotune.scheduling.seats import Seats
 from autotune.search.pareto import front_of, pick
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
@@ -95,12 +98,12 @@ def study_run(folder: Path, engine: FakeEngine, **values: Any) -> Iterator[tuple
                 study=store.create_or_resume_study(spec_of(plan)),
                 store=store,
                 folder=StudyFolder(root=folder, name="s"),
-                engine=engine,
+                executor=LocalExecutor(
+                    engine=engine, floor=Floor(seats=Seats(plan.node)), clock_s=engine.now, wait=wait
+                ),
                 proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed),
                 projection=projection,
                 observer=observer,
-                clock=engine.now,
-                sleep=wait,
             ),
             observer,
         )

@@ -16,6 +16,9 @@ from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
 from autotune.engine.fake import FakeEngine, Script
 from autotune.engine.simulated import SimulatedEngine
 from autotune.errors import InvalidOption, StudyFatal
+from autotune.executor.base import Floor
+from autotune.executor.building import trials_at_once
+from autotune.executor.local import LocalExecutor
 from autotune.load.workloads import load_workload
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import AUTO_PARALLEL, LoadChoice, Recipe, parse_parallel
@@ -44,7 +47,7 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.study import StudyRun
-from autotune.study_parallel import Choice, Floor, ParallelSearch, Place, trials_at_once, with_company
+from autotune.study_parallel import Choice, ParallelSearch, Place, with_company
 from autotune.trial import TrialOrder, run_trial
 
 SPACE = """
@@ -109,13 +112,15 @@ def study_run(folder: Path, engine: FakeEngine, **values: Any) -> Iterator[tuple
                 study=store.create_or_resume_study(spec_of(plan)),
                 store=store,
                 folder=StudyFolder(root=folder, name="s"),
-                engine=engine,
+                executor=LocalExecutor(
+                    engine=engine,
+                    floor=Floor(seats=Seats(plan.node), most=trials_at_once(plan, ()), turns=engine.time),
+                    clock_s=engine.now,
+                    wait=engine.time.sleep,
+                ),
                 proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed),
                 projection=projection,
                 observer=observer,
-                clock=engine.now,
-                sleep=engine.time.sleep,
-                floor=Floor(seats=Seats(plan.node), most=trials_at_once(plan, ()), turns=engine.time),
             ),
             observer,
         )
@@ -243,7 +248,7 @@ def test_a_study_that_was_interrupted_goes_on_beside_others(tmp_path: Path) -> N
         left = [trial.number for trial in run.trials() if trial.result is None]
         assert len(left) >= 2
         assert all(record.trial in left for record in run.store.unfinished_attempts("s"))
-        reap_left_over(run.store, "s", Notes())
+        reap_left_over(run.store, "s", Notes(), run.executor)
     again = FakeEngine(script=speeds)
     with study_run(tmp_path, again) as (run, observer):
         asyncio.run(run.run())

@@ -24,7 +24,7 @@ from autotune.records import ClockKind, Config, LoadPlan, Origin, Trial, TrialRe
 from autotune.store import rows
 from autotune.store.codec import UndecodableRecord, decode
 from autotune.store.connection import BUSY_TIMEOUT_S, WRITE, Location, connect, locate, translated
-from autotune.store.outlines import Tally, read_outlines, read_tallies
+from autotune.store.outlines import Pulse, Tally, read_outlines, read_pulses, read_tallies
 from autotune.store.schema import upgrade
 from autotune.store.study_record import (
     AttemptRecord,
@@ -361,6 +361,11 @@ class Store:
         """How far each study is, by its name."""
         with self._read() as session:
             return read_tallies(session)
+
+    def pulses(self) -> dict[str, Pulse]:
+        """By what each study's changes are seen, by its name."""
+        with self._read() as session:
+            return read_pulses(session)
 
     def trial(self, study: str, number: int) -> Trial:
         """One trial."""

@@ -1,0 +1,63 @@
+"""Runs the service until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiohttp import web
+
+from autotune.errors import InvalidOption, StorageError
+from autotune.web.app import make_app
+from autotune.web.settings import ServeSettings
+
+SHUTDOWN_S = 5.0
+"""What requests that are being answered get; event streams end at once."""
+
+
+def run_service(settings: ServeSettings, say: Callable[[str], None]) -> None:
+    """Listen, tell where, and return once TERM or Ctrl-C came and everything was ended.
+
+    Args:
+        say: prints the one line that says where the service is.
+
+    Raises:
+        InvalidOption: nobody can listen there.
+        StorageError: the studies folder cannot be made.
+    """
+    try:
+        settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise StorageError(f"{settings.folder}: {error.strerror}") from None
+    asyncio.run(_run(settings, say))
+
+
+async def _run(settings: ServeSettings, say: Callable[[str], None]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    runner = web.AppRunner(make_app(settings), access_log=None, shutdown_timeout=SHUTDOWN_S)
+    try:
+        await runner.setup()
+        await _listen(runner, settings)
+        for host, port, *_ in runner.addresses:
+            shown = f"[{host}]" if ":" in host else host
+            say(f"autotune: http://{shown}:{port}/")
+        await stopped.wait()
+    finally:
+        with suppress(asyncio.CancelledError):
+            await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, settings: ServeSettings) -> None:
+    try:
+        await web.TCPSite(runner, settings.host, settings.port).start()
+    except OSError as error:
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        value = settings.port if option == "--port" else settings.host
+        why = error.strerror or str(error)
+        raise InvalidOption(option, value, f"an address of this machine that is free ({why})") from None

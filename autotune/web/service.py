@@ -1,0 +1,143 @@
+"""What all operations of one running service share."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import TypeVar
+
+from autotune.errors import ExitCode, UnknownName
+from autotune.recipe import NAME_PATTERN
+from autotune.records import PickRule
+from autotune.report.view import StudyView
+from autotune.review.views import view_of
+from autotune.store.repository import Store
+from autotune.web.pages import static_files
+from autotune.web.problems import Refused
+from autotune.web.reader import Kept, NoDatabase, Reader
+from autotune.web.route import dumped
+from autotune.web.security import Buckets
+from autotune.web.settings import ServeSettings
+from autotune.web.tokens import Sessions
+
+T = TypeVar("T")
+
+KEPT_VIEWS = 6
+
+
+def utc_now() -> datetime:
+    """Now, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+class Service:
+    """The state of a service, made once for an application.
+
+    Attributes:
+        reader: for operations; `feed` has one of its own, so that a large study's page delays no event.
+        kept: documents of studies by their revision.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.settings, self.clock, self.now = settings, clock, now
+        limits = settings.limits
+        self.reader = Reader(settings.places, "reader")
+        self.kept = Kept()
+        self.sessions = Sessions()
+        self.calls = Buckets(rate_rps=limits.rate_rps, burst=limits.burst)
+        self.logins = Buckets(rate_rps=limits.logins_per_minute / 60, burst=limits.logins_per_minute)
+        self.files = static_files()
+        self._views: OrderedDict[tuple[str, str, str, str], StudyView] = OrderedDict()
+
+    async def ask(self, question: Callable[[Store], T], *, empty: T | None = None) -> T:
+        """A question to the store; `empty` is the answer where there is no database yet.
+
+        Raises:
+            AutotuneError: of the store.
+            Refused: there is no database, and no answer without one.
+        """
+        try:
+            return await self.reader.ask(question)
+        except NoDatabase:
+            if empty is not None:
+                return empty
+            raise Refused(
+                HTTPStatus.NOT_FOUND,
+                "unknown-study",
+                "there is no study yet",
+                hint="POST /api/v1/studies, or `autotune study`, makes the first one.",
+                exit_code=ExitCode.UNKNOWN_STUDY,
+            ) from None
+
+    async def study_document(
+        self, key: tuple[str, ...], make: Callable[[Store], object], *, study: str
+    ) -> tuple[str, bytes]:
+        """A document of a study, made once for each of its revisions.
+
+        Args:
+            key: what tells the document from others of the study.
+            make: from the open store.
+
+        Returns:
+            Its revision, and the JSON.
+        """
+        check_study_name(study)
+
+        def question(store: Store) -> tuple[str, bytes]:
+            revision = revision_of(store, study)
+            whole = (study, *key)
+            found = self.kept.get(whole, revision)
+            if found is None:
+                found = dumped(make(store))
+                self.kept.put(whole, revision, found)
+            return revision, found
+
+        return await self.ask(question)
+
+    def view(self, store: Store, study: str, *, slo: str | None = None, pick: str | None = None) -> StudyView:
+        """A study's view, kept while it does not change; to be called where the store is asked."""
+        key = (study, revision_of(store, study), slo or "", pick or "")
+        found = self._views.get(key)
+        if found is None:
+            rule = None if pick is None else PickRule(pick)
+            found = self._views[key] = view_of(store, store.study(study), self.settings.places, slo=slo, rule=rule)
+        self._views.move_to_end(key)
+        while len(self._views) > KEPT_VIEWS:
+            self._views.popitem(last=False)
+        return found
+
+    async def close(self) -> None:
+        """End what was begun, studies last."""
+        await self.reader.close()
+
+
+def revision_of(store: Store, study: str) -> str:
+    """What a study's documents carry as their ETag.
+
+    Raises:
+        UnknownName: there is no such study.
+    """
+    found = store.pulses().get(study)
+    if found is None:
+        store.study(study)  # or it is said which there are
+        raise UnknownName("study", study, ())
+    return found.revision
+
+
+def check_study_name(name: str) -> None:
+    """No other name is ever a study's, whatever path it would make.
+
+    Raises:
+        UnknownName: it cannot be one.
+    """
+    if not NAME_PATTERN.fullmatch(name):
+        raise UnknownName("study", name, ())

@@ -1,0 +1,153 @@
+"""Operations that look at studies. Documents are those of the command line's `--json`, made by the same functions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from autotune.report.compare import compare, comparison_document
+from autotune.report.explained import explanation_document
+from autotune.report.json_view import study_document, trial_document
+from autotune.review.compared import side_of
+from autotune.review.listing import study_row
+from autotune.store.outlines import Tally
+from autotune.web.asked import CompareQuery, FrontQuery, StudyPath, TrialsQuery
+from autotune.web.route import Answer, Call
+from autotune.web.service import Service, check_study_name
+
+if TYPE_CHECKING:
+    from autotune.store.repository import Store
+
+SCHEMA = 1
+
+
+async def list_studies(service: Service, call: Call) -> Answer:
+    """Every study with its progress."""
+    del call
+    return Answer(document=await service.ask(lambda store: listing(service, store), empty=_none()))
+
+
+def _none() -> dict[str, Any]:
+    return {"schema": SCHEMA, "studies": []}
+
+
+def listing(service: Service, store: Store) -> dict[str, Any]:
+    """`autotune list --json`, with what the page follows studies by."""
+    return {"schema": SCHEMA, "studies": rows(service, store)}
+
+
+def rows(service: Service, store: Store) -> list[dict[str, Any]]:
+    """One object a study."""
+    tallies, pulses = store.tallies(), store.pulses()
+    found = []
+    for study in store.studies():
+        row = study_row(store, study, tallies.get(study.name, Tally()), service.settings.places)
+        pulse = pulses.get(study.name)
+        found.append(
+            {
+                **asdict(row),
+                "created_at": study.created_at.isoformat(),
+                "revision": pulse.revision if pulse else "",
+                "job": None,
+            }
+        )
+    return found
+
+
+async def get_study(service: Service, call: Call) -> Answer:
+    """A whole study: every trial, the front, the pick (`autotune pareto --json`)."""
+    path: StudyPath = call.path
+    asked: FrontQuery = call.query
+    revision, raw = await service.study_document(
+        ("study", asked.slo or "", asked.pick or ""),
+        lambda store: study_document(service.view(store, path.name, slo=asked.slo, pick=asked.pick)),
+        study=path.name,
+    )
+    return Answer(raw=raw, etag=revision)
+
+
+_OF_FRONT = ("schema", "study", "simulated", "slo", "front", "baseline", "pick", "stable", "noise", "drift")
+
+
+async def get_front(service: Service, call: Call) -> Answer:
+    """The front, the baseline and the pick of a study, without all its trials."""
+    path: StudyPath = call.path
+    asked: FrontQuery = call.query
+
+    def made(store: Store) -> dict[str, Any]:
+        document = study_document(service.view(store, path.name, slo=asked.slo, pick=asked.pick))
+        return {key: document[key] for key in _OF_FRONT}
+
+    revision, raw = await service.study_document(("front", asked.slo or "", asked.pick or ""), made, study=path.name)
+    return Answer(raw=raw, etag=revision)
+
+
+async def list_trials(service: Service, call: Call) -> Answer:
+    """Trials of a study in order of their numbers, some at a time."""
+    path: StudyPath = call.path
+    asked: TrialsQuery = call.query
+    check_study_name(path.name)
+
+    def made(store: Store) -> dict[str, Any]:
+        view = service.view(store, path.name)
+        wanted = [
+            trial
+            for trial in view.trials
+            if asked.outcome is None or (trial.result.outcome if trial.result else "running") == asked.outcome
+        ]
+        rest = [trial for trial in wanted if trial.number > asked.after]
+        shown = rest[: asked.limit]
+        return {
+            "trials": [trial_document(view, trial) for trial in shown],
+            "total": len(wanted),
+            "next": shown[-1].number if len(rest) > len(shown) else None,
+        }
+
+    return Answer(document=await service.ask(made))
+
+
+async def get_times(service: Service, call: Call) -> Answer:
+    """When each trial was begun and finished."""
+    path: StudyPath = call.path
+    check_study_name(path.name)
+    times = await service.ask(lambda store: store.trial_times(path.name))
+    return Answer(
+        document={
+            "trials": [
+                {
+                    "number": number,
+                    "begun_at": begun.isoformat(),
+                    "finished_at": finished.isoformat() if finished else None,
+                }
+                for number, (begun, finished) in enumerate(times)
+            ]
+        }
+    )
+
+
+async def get_explanation(service: Service, call: Call) -> Answer:
+    """What a study has learnt (`autotune explain --json`)."""
+    from autotune.planning.explaining import explain_study
+
+    path: StudyPath = call.path
+
+    def made(store: Store) -> dict[str, Any]:
+        stored = store.study(path.name)
+        trials, load = store.trials(path.name), store.get_load_plan(path.name)
+        simulated = stored.simulated or any(trial.result.simulated for trial in trials if trial.result)
+        found, doubts = explain_study(stored, trials, load)
+        return explanation_document(found, study=path.name, simulated=simulated, doubts=doubts)
+
+    revision, raw = await service.study_document(("explain",), made, study=path.name)
+    return Answer(raw=raw, etag=revision)
+
+
+async def get_comparison(service: Service, call: Call) -> Answer:
+    """Two configs: flags, figures, cost, and whether each difference is more than noise (`autotune compare --json`)."""
+    asked: CompareQuery = call.query
+
+    def made(store: Store) -> dict[str, Any]:
+        a, b = (side_of(store, service.settings.places, name) for name in (asked.a, asked.b))
+        return comparison_document(compare(a, b, gpu_hour_price=asked.gpu_hour_price))
+
+    return Answer(document=await service.ask(made))

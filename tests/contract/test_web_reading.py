@@ -1,0 +1,162 @@
+"""What the service shows is what the command line prints with `--json`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web_service import DEPLOYMENT, STUDY, Client, command, serving, studies_in, template
+
+from autotune.store.places import Places
+from autotune.web.settings import ServeSettings
+
+API = "/api/v1"
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with serving(ServeSettings(places=Places(root=template()))) as found:
+        yield found
+
+
+def printed(*words: str) -> Any:
+    # Fits of few launches tell other kernels of OpenBLAS apart: the command gets those that this process has.
+    kernels = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    done = command(template().parent, *words, "--json", env=kernels if words[0] == "explain" else None)
+    assert done.code == 0, done.err
+    return done.document
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (f"/studies/{STUDY}", ("pareto", STUDY)),
+        (f"/studies/{STUDY}?slo=ttft_p95<=1s", ("pareto", STUDY, "--slo", "ttft_p95<=1s")),
+        (f"/studies/{STUDY}/trials/0", ("show", STUDY, "0")),
+        (f"/studies/{STUDY}/explain", ("explain", STUDY)),
+        (f"/compare?a={STUDY}:1&b={STUDY}:baseline", ("compare", f"{STUDY}:1", f"{STUDY}:baseline")),
+        ("/promotions", ("promotions",)),
+        (f"/promotions/{DEPLOYMENT}", ("promotions", DEPLOYMENT)),
+    ],
+)
+async def test_documents_are_those_of_the_command_line(client: Client, path: str, words: tuple[str, ...]) -> None:
+    status, found = await client.get(API + path)
+    assert status == 200
+    expected = printed(*words)
+    if "directory" in expected:  # as the command was told the folder: relative there, whole here
+        assert Path(found.pop("directory")) == template() / STUDY
+        assert expected.pop("directory") == f"studies/{STUDY}"
+    assert json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+async def test_the_list_has_the_command_lines_rows_and_a_revision(client: Client) -> None:
+    _, found = await client.get(f"{API}/studies")
+    (row,) = found["studies"]
+    (expected,) = printed("list")["studies"]
+    assert expected.items() <= row.items()
+    assert row.keys() - expected.keys() == {"created_at", "revision", "job"}
+
+
+async def test_trials_come_in_pieces(client: Client) -> None:
+    _, first = await client.get(f"{API}/studies/{STUDY}/trials?limit=3")
+    _, rest = await client.get(f"{API}/studies/{STUDY}/trials?after={first['next']}")
+    assert [trial["number"] for trial in first["trials"] + rest["trials"]] == list(range(first["total"]))
+    assert rest["next"] is None
+    _, none = await client.get(f"{API}/studies/{STUDY}/trials?outcome=running")
+    assert none == {"trials": [], "total": 0, "next": None}
+
+
+async def test_measurements_are_the_levels_of_the_trial(client: Client) -> None:
+    _, levels = await client.get(f"{API}/studies/{STUDY}/trials/1/measurements")
+    _, trial = await client.get(f"{API}/studies/{STUDY}/trials/1")
+    assert levels["levels"] == trial["levels"]
+    assert len(levels["levels"]) >= 2
+
+
+async def test_the_front_is_the_studys_without_its_trials(client: Client) -> None:
+    _, front = await client.get(f"{API}/studies/{STUDY}/front?pick=throughput")
+    _, study = await client.get(f"{API}/studies/{STUDY}?pick=throughput")
+    assert front == {key: study[key] for key in front}
+    assert front["pick"]["rule"] == "throughput"
+    assert "trials" not in front
+
+
+async def test_who_has_a_document_is_told_so_until_it_changes(client: Client) -> None:
+    path = f"{API}/studies/{STUDY}"
+    async with client.client.get(path) as answer:
+        tag = answer.headers["ETag"]
+        assert answer.headers["Cache-Control"] == "no-cache"
+    async with client.client.get(path, headers={"If-None-Match": tag}) as answer:
+        assert answer.status == 304
+        assert await answer.read() == b""
+
+
+async def test_a_changed_study_is_another_revision(tmp_path: Path) -> None:
+    places = studies_in(tmp_path)
+    async with serving(ServeSettings(places=places)) as client:
+        _, before = await client.get(f"{API}/studies")
+        await client.service.ask(lambda store: store.set_target(STUDY, 9))
+        _, after = await client.get(f"{API}/studies")
+    assert before["studies"][0]["revision"] != after["studies"][0]["revision"]
+
+
+async def test_a_promotion_has_its_files(client: Client) -> None:
+    status, found = await client.get(f"{API}/promotions/{DEPLOYMENT}/1")
+    assert status == 200
+    texts = {file["path"]: file["text"] for file in found["files"]}
+    assert texts
+    assert all((template().parent / "out" / path).read_text() == text for path, text in texts.items())
+    assert found["gate"]["verdict"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "code"),
+    [
+        ("/studies/none", 404, "unknown-study", 22),
+        ("/studies/..%2f..%2fetc/trials/0", 404, "unknown-study", 22),
+        (f"/studies/{STUDY}/trials/999", 404, "unknown-trial", 23),
+        (f"/studies/{STUDY}/trials/-1", 404, "not-found", None),
+        (f"/studies/{STUDY}?slo=soon", 422, "invalid-value", 24),
+        (f"/studies/{STUDY}?pick=best", 422, "invalid-value", 24),
+        (f"/studies/{STUDY}?color=red", 422, "invalid-value", 24),
+        (f"/studies/{STUDY}/front?pick=knee&pick=knee", 422, "invalid-value", None),
+        (f"/compare?a={STUDY}:x&b={STUDY}", 422, "invalid-value", 24),
+        ("/promotions/none", 404, "unknown-promotion", 34),
+        (f"/promotions/{DEPLOYMENT}/7", 404, "unknown-promotion", 34),
+        (f"/promotions/{DEPLOYMENT}/diff", 409, "not-promotable", 26),
+        ("/nothing", 404, "not-found", None),
+    ],
+)
+async def test_what_cannot_be_shown_is_a_problem_of_one_line(
+    client: Client, path: str, status: int, kind: str, code: int | None
+) -> None:
+    async with client.client.get(API + path) as answer:
+        assert answer.status == status
+        assert answer.content_type == "application/problem+json"
+        found = await answer.json()
+    assert found["type"] == f"urn:autotune:problem:{kind}"
+    assert (found["status"], found["exit_code"]) == (status, code)
+    assert found["detail"]
+    assert "\n" not in found["detail"]
+
+
+async def test_where_nothing_was_ever_tuned_there_is_nothing_and_no_error(tmp_path: Path) -> None:
+    async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+        assert await client.get(f"{API}/studies") == (200, {"schema": 1, "studies": []})
+        assert await client.get(f"{API}/promotions") == (200, {"schema": 1, "promotions": []})
+        assert (await client.get(f"{API}/studies/x"))[0] == 404
+        assert (await client.get(f"{API}/promotions/x"))[0] == 404
+    assert not Path(tmp_path, "autotune.db").exists()  # noqa: ASYNC240 - looking makes no database
+
+
+async def test_the_page_is_served_and_nothing_beside_it(client: Client) -> None:
+    for path in ("/", "/studies/x", "/studies/x/trials/3", "/promotions", "/queue", "/new"):
+        status, page = await client.get(path)
+        assert status == 200
+        assert page.startswith("<!doctype html>")
+    for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/", "/static/none.js"):
+        assert (await client.get(path))[0] == 404

@@ -106,6 +106,25 @@ def read_records(path: Path) -> LevelFile:
         raise StorageError(f"{path} is not a file of request records, or is cut off: {error}") from error
 
 
+def read_ttft(path: Path) -> tuple[float, ...]:
+    """Seconds to the first token of a level's requests that succeeded, in the file's order; from the scheduled time.
+
+    Of an open loop these are what its TTFT figures are made of. The rest of a record is not looked at.
+
+    Raises:
+        StorageError: cannot be read, or is no file of request records.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            rows = (json.loads(line) for line in lines)
+            good = (row for row in rows if row.get("error") is None and row.get("first_token_s") is not None)
+            return tuple(float(row["first_token_s"]) - float(row["scheduled_s"]) for row in good)
+    except (OSError, EOFError, zlib.error) as error:
+        raise StorageError(f"cannot read the request records in {path}: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise StorageError(f"{path} is not a file of request records, or is cut off: {error}") from error
+
+
 def _write(
     packed: gzip.GzipFile,
     level: LoadLevel,

@@ -95,9 +95,10 @@ def brief_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str 
     """
     limit = asked_slo(study.spec, slo)
     metrics = {"ttft", *(one.metric.value.partition("_")[0] for one in (limit.limits if limit else ()))}
-    view = _made(
-        store, study, places, store.outlines(study.name, latencies=metrics), limit, asked_rule(study.spec, None)
-    )
+    outlines = store.outlines(study.name, latencies=metrics)
+    # How plain a config is, is counted against what the baseline's server said of itself, which no outline holds.
+    trials = (*store.trials_of(study.name, [0]), *outlines[1:]) if outlines else ()
+    view = _made(store, study, places, trials, limit, asked_rule(study.spec, None))
     void = [trial.number for trial in view.trials if trial.void is not None]
     told = {*view.front, *void[:MOST_VOID], *([view.pick.number] if view.pick else ())}
     told |= set() if view.baseline is None else {view.baseline}

@@ -185,8 +185,11 @@ def _choice_slo(found: Sequence[Point], trials: Sequence[Trial], base: Point | N
     meeting = [
         point for point in found if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
     ]
-    if not meeting:
-        return None
+    return among_meeting(meeting, trials, base, slo) if meeting else None
+
+
+def among_meeting(meeting: Sequence[Point], trials: Sequence[Trial], base: Point | None, slo: Slo) -> Choice:
+    """How the pick is chosen among configs that are known to meet `slo`; at least one."""
 
     def judged(point: Point) -> str:
         figures = [(limit, limited(point, trials, limit)) for limit in slo.limits]

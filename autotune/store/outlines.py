@@ -34,6 +34,7 @@ from autotune.records import (
     Measurement,
     Origin,
     Outcome,
+    Phase,
     Quality,
     Trial,
     TrialResult,
@@ -48,6 +49,7 @@ _UNCOUNTED = frozenset({Origin.REPEAT.value, Origin.VALIDATION.value})
 _OUTCOMES = {one.value: one for one in Outcome}
 _CLOCKS = {one.value: one for one in ClockKind}
 _ORIGINS = {one.value: one for one in Origin}
+_PHASES = {one.value: one for one in Phase}
 _ROLES = {one.value: one for one in LevelRole}
 _ARRIVALS = {one.value: one for one in Arrivals}
 """Looked up ten thousand times; an enum's own way takes longer than all that is read of a row."""
@@ -179,7 +181,7 @@ def _read_trials(session: Session, study_id: int, levels: Mapping[int, Sequence[
     trials = select(
         *(TrialRow.id, TrialRow.number, cast(TrialRow.config, Text), TrialRow.origin, TrialRow.gpus),
         *(TrialRow.repeat_of, TrialRow.why, TrialRow.outcome, TrialRow.failure_class),
-        _parts(session, TrialRow.result, ("clock", "simulated", "goodput", "early", "quality")),
+        _parts(session, TrialRow.result, ("clock", "simulated", "goodput", "early", "quality", "phase_seconds")),
     ).where(TrialRow.study_id == study_id)
     return tuple(
         _made(_trial, row, launches.get(row[0], 0), tuple(levels.get(row[0], ())))
@@ -238,7 +240,7 @@ def _trial(row: Sequence[Any], launches: int, levels: tuple[Measurement, ...]) -
     _, number, config, origin, gpus, repeat_of, why, outcome, failure, parts = row
     result = None
     if outcome is not None:
-        clock, simulated, goodput, early, quality = _parsed(parts)
+        clock, simulated, goodput, early, quality, phases = _parsed(parts)
         result = TrialResult(
             outcome=_OUTCOMES[outcome],
             clock=_CLOCKS[clock],
@@ -248,6 +250,7 @@ def _trial(row: Sequence[Any], launches: int, levels: tuple[Measurement, ...]) -
             goodput=None if goodput is None else decode(Goodput, goodput),
             early=None if early is None else decode(EarlyEnd, early),
             quality=None if quality is None else decode(Quality, quality),
+            phase_seconds=tuple((_PHASES[phase], float(value)) for phase, value in phases or ()),
         )
     return Trial(
         number=number,

@@ -100,6 +100,23 @@ def test_pareto(toured: Toured) -> None:
         assert (toured.folder / f"front{suffix}").read_bytes()[:200].lower().startswith(magic.lower())
 
 
+def test_report(toured: Toured) -> None:
+    assert "wrote review.html" in toured.autotune(f"report {NAME} --out review.html")
+    page = (toured.folder / "review.html").read_text(encoding="utf-8")
+    data = json.loads(page.partition('id="autotune-data">')[2].partition("</script>")[0])
+    said = toured.json(f"pareto {NAME}")
+    assert data["parts"]["front"]["pick"]["number"] == said["pick"]["number"]
+    assert set(data["parts"]) == {"front", "certainty", "evidence", "learned"}
+    assert data["parts"]["evidence"]["spreads"]["0"]["count"] > 0
+    assert data["trials"]["0"]["levels"] == toured.json(f"show {NAME} 0")["levels"]
+    toured.autotune(f"report {NAME} --format markdown --out review.md")
+    text = (toured.folder / "review.md").read_text(encoding="utf-8")
+    assert "SIMULATED" in text
+    assert "review-front.svg" in text
+    assert (toured.folder / "review-front-dark.svg").exists()
+    assert toured.autotune(f"report {NAME} --format markdown").startswith("# ")
+
+
 def test_show(toured: Toured) -> None:
     shown = toured.json(f"show {NAME} 1")
     assert shown["serve"].startswith(f"vllm serve {MODEL} ")

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 import store_samples as samples
 
-from autotune.records import Caveat, Config, Estimate, FailureClass, LevelRole, Origin, Outcome, Slo, SloMetric
+from autotune.records import (
+    Caveat,
+    Config,
+    Estimate,
+    FailureClass,
+    LevelRole,
+    Origin,
+    Outcome,
+    ServerFacts,
+    Slo,
+    SloMetric,
+)
 from autotune.report.tables import as_text, study_report
 from autotune.review.views import brief_view_of, view_of
 from autotune.search.objective import limited, points
@@ -65,6 +76,21 @@ def test_a_report_says_the_same_of_both(store: Store, slo: str | None, tmp_path:
     brief, full = (as_text(study_report(view)) for view in views)
     assert brief == full
     assert len(full.splitlines()) > 10
+
+
+def test_how_plain_a_config_is_counts_against_what_the_baselines_server_said(tmp_path: Path) -> None:
+    # Trial 2 names two flags, both of which vLLM's defaults have already; trial 1 changes one. Without the server's own
+    # words the pick would be trial 1.
+    told = replace(samples.measured(1000.0, 0.4), facts=ServerFacts(max_num_seqs=256, gpu_memory_utilization=0.92))
+    same = Config.of({"max-num-seqs": 256, "gpu-memory-utilization": 0.92, "api-server-count": None})
+    with Store.open(tmp_path / "a.db") as store:
+        store.create_or_resume_study(samples.spec())
+        samples.add_trial(store, 0, told, params=Config.of({}))
+        samples.add_trial(store, 1, samples.measured(1500.0, 0.2), params=Config.of({"max-num-seqs": 128}))
+        samples.add_trial(store, 2, samples.measured(1499.0, 0.2), params=same)
+        places = Places(root=tmp_path)
+        picks = [make(store, store.study("s"), places).pick for make in (brief_view_of, view_of)]
+    assert [pick.number for pick in picks if pick] == [2, 2]
 
 
 def test_what_was_not_asked_for_is_missing_and_not_zero(store: Store) -> None:

@@ -1,0 +1,102 @@
+// Elements are made of values, never of markup: a study's name or a flag can hold any text.
+
+const SVG = "http://www.w3.org/2000/svg";
+const SHAPES = new Set(["svg", "g", "path", "line", "rect", "circle", "text", "tspan", "title", "defs", "clipPath", "pattern"]);
+
+export function h(tag, props = {}, ...children) {
+  const [name, ...classes] = tag.split(".");
+  const element = SHAPES.has(name) ? document.createElementNS(SVG, name) : document.createElement(name || "div");
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  for (const [key, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "class") element.setAttribute("class", [element.getAttribute("class"), value].filter(Boolean).join(" "));
+    else if (key === "style") for (const [name_, css] of Object.entries(value)) element.style.setProperty(name_, css);
+    else if (key === "value") element.value = value;
+    else element.setAttribute(key, value === true ? "" : String(value));
+  }
+  append(element, children);
+  return element;
+}
+
+export function append(element, children) {
+  for (const child of children.flat(4)) {
+    if (child === null || child === undefined || child === false) continue;
+    element.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+  return element;
+}
+
+export function replace(element, ...children) {
+  element.replaceChildren();
+  return append(element, children);
+}
+
+export function announce(text) {
+  const live = document.getElementById("live");
+  if (live) live.textContent = text;
+}
+
+let ids = 0;
+export function newId(prefix) {
+  ids += 1;
+  return `${prefix}-${ids}`;
+}
+
+export function copyButton(text, label = "Copy") {
+  const button = h("button", { type: "button" }, label);
+  button.addEventListener("click", async () => {
+    const done = await copied(text);
+    button.textContent = done ? "Copied" : "Select and copy by hand";
+    announce(done ? "Copied" : "Copying is not allowed here");
+    setTimeout(() => { button.textContent = label; }, 1600);
+  });
+  return button;
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = h("textarea", { "aria-hidden": "true", class: "unseen" });
+    area.value = text;
+    (document.querySelector("dialog[open]") ?? document.body).append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+export function copyBlock(label, text) {
+  return h("div.copy", {}, h("div.row", {}, h("h3", {}, label), copyButton(text)), h("pre", { tabindex: "0", "aria-label": label, role: "region" }, text));
+}
+
+// A table from columns {head, cell(row), right, sort(row)}; rows may be marked.
+export function table(columns, rows, { caption, marked = () => false, label } = {}) {
+  return h("div.scroll", { tabindex: "0", role: "region", "aria-label": label ?? caption ?? "Table" },
+    h("table", {}, caption ? h("caption.unseen", {}, caption) : null,
+      h("thead", {}, h("tr", {}, columns.map((one) => h("th", { scope: "col", class: one.right ? "r" : null }, one.head)))),
+      h("tbody", {}, rows.map((row) => h("tr", { class: marked(row) ? "mark" : null }, columns.map((one, place) => {
+        const cell = one.cell(row);
+        return place === 0 ? h("th", { scope: "row", class: one.right ? "r" : null }, cell) : h("td", { class: one.right ? "r" : null }, cell);
+      }))))));
+}
+
+// What a picture shows, as a table that opens below it.
+export function dataTable(columns, rows, caption) {
+  const details = h("details.data", {}, h("summary", {}, `Data table: ${caption}`));
+  let filled = false;
+  details.addEventListener("toggle", () => {
+    if (details.open && !filled) {
+      filled = true;
+      details.append(table(columns, rows, { caption }));
+    }
+  });
+  return details;
+}
+
+export function flagList(words, none = "vLLM's defaults") {
+  return h("span.flags", {}, words.length ? words.map((word) => h("span", {}, word)) : h("span", {}, none));
+}

@@ -2,10 +2,10 @@
 
 `python -m benchmarks.record --name NAME --model FOLDER --out FILE.jsonl --loads LOADS.json -- SERVER FLAGS`
 
-Run by the interpreter that has vLLM; the client is imported while the server starts. `LOADS.json` maps the name of a load
-to the arguments of the client; `{gpus}` in one multiplies the number before it, so that a server of two GPUs is offered
-twice of what one is. GPUs are those that `CUDA_VISIBLE_DEVICES` leaves. Every load is preceded by nothing: a short first
-one named `warm` warms the server, and is written down like the others and left out by whoever reads.
+Run by the interpreter that has vLLM; the client is imported while the server starts. `LOADS.json` maps the name of a
+load to the arguments of the client; `{gpus}` in one multiplies the number before it, so that a server of two GPUs is
+offered twice of what one is. GPUs are those that `CUDA_VISIBLE_DEVICES` leaves. Every load is preceded by nothing: a
+short first one named `warm` warms the server, and is written down like the others and left out by whoever reads.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> float:
     while time.monotonic() - begun < START_S:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError, urllib.error.URLError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()  # noqa: S310 - our own server on the loopback
             return time.monotonic() - begun
         time.sleep(0.5)
     raise SystemExit(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
@@ -143,11 +144,10 @@ def _load(serve: Any, url: str, model: Path, words: Sequence[str]) -> Mapping[st
 
 
 def _counters(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310 - our own server on the loopback
         text = answer.read().decode("utf-8")
     metrics = parse_metrics(text)
-    found = {name: sum(one.value for one in metrics.series(name)) for name in COUNTERS if metrics.series(name)}
-    return found
+    return {name: sum(one.value for one in metrics.series(name)) for name in COUNTERS if metrics.series(name)}
 
 
 if __name__ == "__main__":

@@ -270,28 +270,36 @@ def read_study_file(path: Path) -> dict[str, Any]:
     Raises:
         InvalidFile: it cannot be read, is not YAML, or a key or value is not accepted.
     """
-    raw = read_yaml(path)
+    return study_arguments(read_yaml(path), str(path))
+
+
+def study_arguments(raw: object, source: str) -> dict[str, Any]:
+    """The same of what such a file holds; `source` is what errors call it.
+
+    Raises:
+        InvalidFile: a key or value is not accepted.
+    """
     if not isinstance(raw, dict):
-        raise InvalidFile(str(path), "", raw, f"a mapping with keys among {', '.join(_StudyFile.model_fields)}")
+        raise InvalidFile(source, "", raw, f"a mapping with keys among {', '.join(_StudyFile.model_fields)}")
     try:
         parsed = _StudyFile.model_validate(raw)
     except ValidationError as error:
-        raise _as_invalid_file(path, error) from None
+        raise _as_invalid_file(source, error) from None
     if parsed.numbers is not None and parsed.workload is not None:
-        raise InvalidFile(str(path), "numbers", parsed.workload, "either numbers or workload, which says what is sent")
+        raise InvalidFile(source, "numbers", parsed.workload, "either numbers or workload, which says what is sent")
     return _as_arguments(parsed)
 
 
-def _as_invalid_file(path: Path, error: ValidationError) -> InvalidFile:
+def _as_invalid_file(source: str, error: ValidationError) -> InvalidFile:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         inner: dict[str, type[BaseModel]] = {"load": _LoadFile, "numbers": _NumbersFile, "quality": _QualityFile}
         found = inner.get(str(first["loc"][0]), _StudyFile) if len(first["loc"]) > 1 else _StudyFile
         fields = found.model_fields
-        return InvalidFile(str(path), key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
+        return InvalidFile(source, key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
     seen = "(not shown)" if key.startswith("notify_") else first.get("input")
-    return InvalidFile(str(path), key, seen, first["msg"])
+    return InvalidFile(source, key, seen, first["msg"])
 
 
 _CONVERTED = frozenset(

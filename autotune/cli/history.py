@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
-from autotune.cli.promote import Author, GitFolder, Overwrite, Reason, commit, stored_promotion
+from autotune.cli.promote import Author, GitFolder, Overwrite, Reason, commit
 from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:
@@ -110,40 +110,28 @@ def rollback(
 ) -> None:
     """Write the files of an earlier promotion again, byte for byte, and record that as the newest one."""
     from autotune.cli.stores import opened
-    from autotune.promote import write_files
-    from autotune.promote.history import before, named
-    from autotune.review.history import history_of
+    from autotune.review.promoting import roll_back
 
     with opened(places_of(studies_dir, storage), name, kind="promotion") as store:
-        history = history_of(store)
-        latest = named(history, name)
-        own = [entry for entry in history if entry.promotion.name == latest.promotion.name]
-        chosen = before(own) if to is None else named(history, f"{latest.promotion.name}@{to}")
-        source = own[chosen.effective - 1]
-        folder = Path(latest.directory) if out is None else out
-        why = reason or f"back from {latest.label}"
-        back = source.promotion.restored(
-            source.version, created_at=datetime.now(UTC), author=author_of(author), reason=why
+        done = roll_back(
+            store,
+            name,
+            to=to,
+            folder=out,
+            reason=reason,
+            author=author_of(author),
+            created_at=datetime.now(UTC),
+            overwrite=overwrite,
         )
-        files = back.rendered()
-        paths = write_files(files, folder, deployment=back.name, overwrite=overwrite)
-        entry = stored_promotion(store, back, str(folder.absolute()))
         if git is not None:
-            commit(store, entry, git, overwrite=overwrite)
-    left = _left_behind(latest, paths)
+            commit(store, done.entry, git, overwrite=overwrite)
+    entry, back = done.entry, done.entry.promotion
     if as_json:
-        written = {"written": [str(path) for path in paths], "left_behind": [str(path) for path in left]}
+        written = {"written": [str(path) for path in done.written], "left_behind": [str(path) for path in done.left]}
         typer.echo(json.dumps({**back.as_document(), "version": entry.version, **written}, indent=2))
         return
-    typer.echo(f"{entry.label} is version {source.version} again: trial {back.trial} of study {back.study}")
-    for path in paths:
+    typer.echo(f"{entry.label} is version {done.source.version} again: trial {back.trial} of study {back.study}")
+    for path in done.written:
         typer.echo(f"  {path}")
-    for path in left:
-        typer.echo(f"still there from {latest.label}, and not part of this version: {path}")
-
-
-def _left_behind(latest: Entry, written: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Files of what ran until now that the rollback did not replace."""
-    paths = [Path(latest.directory) / file.path for file in latest.promotion.files]
-    replaced = {path.absolute() for path in written}
-    return tuple(path for path in paths if path.absolute() not in replaced and path.exists())
+    for path in done.left:
+        typer.echo(f"still there from {done.latest.label}, and not part of this version: {path}")

@@ -6,20 +6,17 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune import __version__
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
 from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:
-    from autotune.promote import Deployment, Entry, Offered, StudyFacts, Target
-    from autotune.records import Config, GateRecord, PickRule, Trial
-    from autotune.report.view import StudyView
+    from autotune.promote import Deployment, Entry, Target
+    from autotune.records import GateRecord, PickRule, Trial
     from autotune.store.repository import Store
-    from autotune.store.study_record import StudyRecord
 
 Author = Annotated[str | None, typer.Option(help="Who promotes; default: AUTOTUNE_AUTHOR, else the login name.")]
 Reason = Annotated[str | None, typer.Option(help="Why, for the history and the rendered files.")]
@@ -94,10 +91,11 @@ def promote(
     """Verify the pick (or a trial), render it for production and record it in the history."""
     from autotune.cli.gate import GateAsked, overtaken, verified
     from autotune.cli.stores import opened
-    from autotune.promote import deployment_from, render
+    from autotune.promote import render
     from autotune.promote.git_folder import check_folder
     from autotune.promote.writing import check_files
     from autotune.recipe import parse_gpus
+    from autotune.review.promoting import Rendering, chosen_number, current_entry, deployment_of
     from autotune.review.views import view_of
 
     wanted = Wanted(
@@ -107,38 +105,34 @@ def promote(
         overwrite=overwrite,
         simulated_allowed=allow_simulated,
     )
+    asked_for = Rendering(
+        name=name or study,
+        author=author_of(author),
+        reason=reason,
+        allow_simulated=allow_simulated,
+        port=port,
+        bind=bind,
+        image=image,
+        vllm_version=vllm_version,
+        gpu_indices=parse_gpus(gpus) if gpus else (),
+    )
     rule = _rule(pick, trial)
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         stored = store.study(study)
         view = view_of(store, stored, places, slo=slo, rule=rule)
-        chosen = store.trial(study, _number(view, trial))
+        chosen = store.trial(study, chosen_number(view, trial))
         now = datetime.now(UTC)
 
         def deployed(gate: GateRecord | None) -> Deployment:
-            return deployment_from(
-                _facts(stored, chosen.config),
-                chosen,
-                name=name or study,
-                created_at=now,
-                autotune_version=__version__,
-                figures=view.joined(chosen),
-                allow_simulated=allow_simulated,
-                port=port,
-                bind=bind,
-                image=image,
-                vllm_version=vllm_version,
-                gpu_indices=parse_gpus(gpus) if gpus else (),
-                gate=gate,
-                author=author_of(author),
-                reason=reason or _why(view, chosen, named=trial is not None),
-            )
+            named = trial is not None
+            return deployment_of(asked_for, stored, view, chosen, named_trial=named, created_at=now, gate=gate)
 
         # Everything that can be refused is refused before hours of verification.
         check_files(render(deployed(None), wanted.targets), wanted.out, deployment=name or study, overwrite=overwrite)
         if git is not None:
             check_folder(git)
-        current = _current(store, name or study)
+        current = current_entry(store, name or study)
         asked = GateAsked(
             skip=skip_gate,
             against=against,
@@ -148,17 +142,9 @@ def promote(
             vllm_command=vllm_command,
         )
         gate = verified(asked, store, places, view, chosen, current)
-        gate = overtaken(gate, current, _current(store, name or study))
+        gate = overtaken(gate, current, current_entry(store, name or study))
         entry, paths = _record(store, chosen, deployed(gate), wanted, slo=str(view.slo) if view.slo else None)
     _report(entry, paths, as_json=as_json)
-
-
-def _current(store: Store, name: str) -> Entry | None:
-    """What runs under a name, as far as the history says; None where nothing was promoted under it."""
-    from autotune.promote.history import current_of
-    from autotune.review.history import history_of
-
-    return next((one for one in current_of(history_of(store)) if one.promotion.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +163,7 @@ def _record(
 ) -> tuple[Entry, tuple[Path, ...]]:
     """Write the files, then the promotion: what is in the history was rendered."""
     from autotune.promote import Promotion, render, serve_argv, write_files
+    from autotune.review.promoting import offered_by, stored_promotion
 
     files = render(deployment, wanted.targets)
     promotion = Promotion.of(
@@ -186,32 +173,13 @@ def _record(
         argv=serve_argv(deployment),
         simulated_allowed=wanted.simulated_allowed,
         slo=slo,
-        offered=_offered(trial),
+        offered=offered_by(trial),
     )
     paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
     entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
     if wanted.git is not None:
         commit(store, entry, wanted.git, overwrite=wanted.overwrite)
     return entry, paths
-
-
-def stored_promotion(store: Store, promotion: Any, directory: str) -> Entry:
-    """A promotion, put into the history; it comes back in its place there."""
-    from autotune.review.history import history_of
-    from autotune.store.study_record import PromotionRecord
-
-    store.add_promotion(
-        PromotionRecord(
-            study=promotion.study,
-            trial=promotion.trial,
-            created_at=promotion.created_at,
-            targets=promotion.targets,
-            directory=directory,
-            simulated=promotion.simulated,
-            details=promotion.as_document(),
-        )
-    )
-    return [entry for entry in history_of(store) if entry.promotion == promotion][-1]
 
 
 def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tuple[Entry, ...]:
@@ -224,23 +192,6 @@ def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tupl
     own = [one for one in history_of(store) if one.promotion.name == entry.promotion.name]
     recorded = [one for one in own[: entry.version] if all(file.text is not None for file in one.promotion.files)]
     return commit_promotions(recorded, folder, environ=os.environ, overwrite=overwrite)
-
-
-def _offered(trial: Trial) -> Offered:
-    """What the trial's level of fixed rate sent and hit."""
-    from autotune.promote import Offered
-    from autotune.records import LevelRole
-
-    level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
-    if level is None:
-        return Offered()
-    done = level.completed
-    return Offered(
-        rate_rps_per_gpu=None if level.level.rate_rps is None else level.level.rate_rps / max(1, trial.gpus),
-        prompt_tokens_mean=level.prompt_tokens / done if done and level.prompt_tokens is not None else None,
-        output_tokens_mean=level.output_tokens / done if done and level.output_tokens is not None else None,
-        prefix_hit_share=level.server.prefix_hit_share if level.server else None,
-    )
 
 
 def _report(entry: Entry, paths: tuple[Path, ...], *, as_json: bool) -> None:
@@ -299,51 +250,3 @@ def _targets(text: str) -> tuple[Target, ...]:
         except ValueError:
             raise InvalidOption("--target", part, ", ".join(Target)) from None
     return tuple(found)
-
-
-def _number(view: StudyView, given: int | None) -> int:
-    from autotune.errors import NotPromotable
-
-    if given is not None:
-        return given
-    if view.pick is None:
-        limit = f" that meets {view.slo}" if view.slo else ""
-        raise NotPromotable(
-            f"study {view.name!r} has no trial to recommend{limit}", hint=f"See `autotune pareto {view.name}`."
-        )
-    return view.pick.number
-
-
-def _why(view: StudyView, trial: Trial, *, named: bool) -> str:
-    """The reason where the operator gave none."""
-    if named or view.pick is None:
-        return f"trial {trial.number} was named on the command line"
-    return f"the study's pick ({view.pick.rule}): {view.pick.reason}"
-
-
-def _facts(study: StudyRecord, config: Config) -> StudyFacts:
-    """The part of a study that a deployment of `config` is made of.
-
-    Local model folders become absolute: another place reads it.
-    """
-    from autotune.engine.flags import MODEL
-    from autotune.promote import StudyFacts
-    from autotune.review.views import node_of
-
-    checkpoint = config.get(MODEL)
-    spec = study.spec
-    return StudyFacts(
-        name=study.name,
-        model=_absolute(study.identity["model"]),
-        checkpoints=((checkpoint, _absolute(checkpoint)),) if isinstance(checkpoint, str) else (),
-        workload=str(spec.get("workload", "")),
-        node=node_of(study),
-        extra_args=tuple(str(word) for word in spec.get("extra_args", ())),
-        command=tuple(str(word) for word in spec.get("command", ("vllm", "serve"))),
-    )
-
-
-def _absolute(model: str) -> str:
-    """The whole path of a model that is a folder here; any other name as it is."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model

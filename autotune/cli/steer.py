@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -21,13 +19,11 @@ if TYPE_CHECKING:
 
     from autotune.records import Trial
     from autotune.report.studies import StudyRow
-    from autotune.store.folder import LockHolder, StudyFolder
+    from autotune.store.folder import StudyFolder
     from autotune.store.repository import Store
 
 FOLLOW_POLL_S = 0.25
 STOP_POLL_S = 0.1
-AGAIN_S = 0.2
-"""Two signals that come at once are one."""
 
 
 def register(app: typer.Typer) -> None:
@@ -150,6 +146,7 @@ def stop(
     """
     from autotune.cli.stores import opened
     from autotune.errors import StudyBusy
+    from autotune.review.stopping import tell_to_stop
 
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
@@ -159,23 +156,7 @@ def stop(
     if holder is None:
         typer.echo(f"study {study} is not running")
         return
-    if not _is(holder):
-        raise StudyBusy(
-            f"study {study!r} is held by process {holder.pid}, which is not on this machine or not a tuner",
-            hint="Run `autotune stop` on the machine where the study was started.",
-        )
-    try:
-        os.kill(holder.pid, signal.SIGTERM)
-        if now:
-            time.sleep(AGAIN_S)
-            os.kill(holder.pid, signal.SIGTERM)
-    except ProcessLookupError:
-        pass  # it ended a moment ago
-    except PermissionError:
-        raise StudyBusy(
-            f"study {study!r} is held by process {holder.pid} of another user, which may not be told to stop",
-            hint="Run `autotune stop` as the user who started the study.",
-        ) from None
+    tell_to_stop(study, holder, now=now)
     deadline = time.monotonic() + wait_s
     while folder.holder() is not None:
         if time.monotonic() > deadline:
@@ -186,13 +167,3 @@ def stop(
             )
         time.sleep(STOP_POLL_S)
     typer.echo(f"study {study} is stopped; the same `autotune study` command goes on with it")
-
-
-def _is(holder: LockHolder) -> bool:
-    """Whether the pid still is the process that took the lock, and not a later one with its number."""
-    import psutil
-
-    try:
-        return abs(psutil.Process(holder.pid).create_time() - holder.started) < 1.0
-    except psutil.Error:
-        return False

@@ -75,15 +75,18 @@ class Tally:
     simulated: bool = False
 
 
-def read_tallies(session: Session) -> dict[str, Tally]:
-    """Of every study, by its name."""
+def read_tallies(session: Session, names: Collection[str] | None = None) -> dict[str, Tally]:
+    """Of every study, or of those named, by its name."""
     simulated = TrialRow.result["simulated"].as_boolean()
     seen = (
         select(StudyRow.name, TrialRow.outcome, TrialRow.origin, simulated, func.count(), func.min(TrialRow.number))
         .join(TrialRow, TrialRow.study_id == StudyRow.id)
         .group_by(StudyRow.name, TrialRow.outcome, TrialRow.origin, simulated)
     )
-    groups: dict[str, list[Any]] = {name: [] for name in session.scalars(select(StudyRow.name))}
+    studies = select(StudyRow.name)
+    if names is not None:
+        seen, studies = seen.where(StudyRow.name.in_(names)), studies.where(StudyRow.name.in_(names))
+    groups: dict[str, list[Any]] = {name: [] for name in session.scalars(studies)}
     for name, *group in session.execute(seen):
         groups[name].append(group)
     return {name: _tally(found) for name, found in groups.items()}

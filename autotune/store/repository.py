@@ -318,6 +318,11 @@ class Store:
             row = self._trial(session, study, trial)
             return self._attempt_records(session, _attempts().where(AttemptRow.trial_id == row.id))
 
+    def study_attempts(self, study: str) -> tuple[AttemptRecord, ...]:
+        """All attempts of all trials of a study, in the order of their starts."""
+        with self._read() as session:
+            return self._attempt_records(session, _attempts().where(StudyRow.id == self._study(session, study).id))
+
     def trials(self, study: str) -> tuple[Trial, ...]:
         """All trials in order of their numbers; `result` is None for those that run or wait to be run again.
 
@@ -357,10 +362,10 @@ class Store:
         with self._read() as session:
             return read_outlines(session, self._study(session, study).id, latencies)
 
-    def tallies(self) -> dict[str, Tally]:
-        """How far each study is, by its name."""
+    def tallies(self, names: Collection[str] | None = None) -> dict[str, Tally]:
+        """How far each study is, or each of those named, by its name."""
         with self._read() as session:
-            return read_tallies(session)
+            return read_tallies(session, names)
 
     def pulses(self) -> dict[str, Pulse]:
         """By what each study's changes are seen, by its name."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from autotune.web import promotions, sessions, studies, trials
+from autotune.web import events, jobs, nodes, promotions, sessions, studies, trials, wanted
 from autotune.web.asked import (
     CompareQuery,
     DeploymentPath,
     DiffQuery,
+    EventsQuery,
     FrontQuery,
+    JobPath,
     LogQuery,
+    NodePath,
+    PagePath,
+    PageQuery,
     StudyPath,
     TrialPath,
     TrialsQuery,
@@ -24,6 +29,8 @@ _TRIAL = f"{_STUDY}/trials/{{number}}"
 _DEPLOYMENT = f"{_ROOT}/promotions/{{name}}"
 _NOT_FOUND = (HTTPStatus.NOT_FOUND,)
 _NOT_MEASURED = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+_QUEUE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
+_JOB = f"{_ROOT}/jobs/{{id}}"
 
 SESSION_ROUTES = (
     Route(
@@ -57,6 +64,16 @@ SESSION_ROUTES = (
 )
 
 STUDY_ROUTES = (
+    Route(
+        method="POST",
+        path=f"{_ROOT}/studies",
+        handler=jobs.create_study,
+        summary="Put a new study into the queue",
+        tag="studies",
+        body=wanted.NewStudy,
+        status=HTTPStatus.ACCEPTED,
+        problems=_QUEUE,
+    ),
     Route(
         method="GET",
         path=f"{_ROOT}/studies",
@@ -110,6 +127,60 @@ STUDY_ROUTES = (
         tag="studies",
         query=CompareQuery,
         problems=_NOT_MEASURED,
+    ),
+    Route(
+        method="GET",
+        path=f"{_STUDY}/summary",
+        handler=studies.get_summary,
+        summary="What a study was asked, where it stands, what may be done",
+        tag="studies",
+        parameters=StudyPath,
+        problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET",
+        path=f"{_STUDY}/page/{{part}}",
+        handler=studies.get_page_part,
+        summary="A part of what the page shows of a study",
+        tag="studies",
+        parameters=PagePath,
+        query=PageQuery,
+        problems=_NOT_FOUND,
+    ),
+    Route(
+        method="POST",
+        path=f"{_STUDY}/start",
+        handler=jobs.start_study,
+        summary="Go on with a study",
+        tag="studies",
+        parameters=StudyPath,
+        body=wanted.StartStudy,
+        body_required=False,
+        status=HTTPStatus.ACCEPTED,
+        problems=(*_QUEUE, HTTPStatus.NOT_FOUND),
+    ),
+    Route(
+        method="POST",
+        path=f"{_STUDY}/stop",
+        handler=jobs.stop_study,
+        summary="End a study as Ctrl-C would",
+        tag="studies",
+        parameters=StudyPath,
+        body=wanted.StopStudy,
+        body_required=False,
+        status=HTTPStatus.ACCEPTED,
+        problems=_NOT_MEASURED,
+    ),
+    Route(
+        method="GET",
+        path=f"{_STUDY}/events",
+        handler=events.stream_study_events,
+        summary="Live progress of a study as server-sent events",
+        tag="events",
+        parameters=StudyPath,
+        query=EventsQuery,
+        media="text/event-stream",
+        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
     ),
 )
 
@@ -190,6 +261,118 @@ PROMOTION_ROUTES = (
         parameters=VersionPath,
         problems=_NOT_FOUND,
     ),
+    Route(
+        method="POST",
+        path=f"{_ROOT}/promotions",
+        handler=promotions.create_promotion,
+        summary="Verify a trial, and render it for production",
+        tag="promotions",
+        body=wanted.NewPromotion,
+        status=HTTPStatus.ACCEPTED,
+        problems=(*_QUEUE, HTTPStatus.NOT_FOUND),
+    ),
+    Route(
+        method="POST",
+        path=f"{_ROOT}/promotions/preview",
+        handler=promotions.preview_promotion,
+        summary="What a promotion would render and change",
+        tag="promotions",
+        body=wanted.NewPromotion,
+        problems=_NOT_MEASURED,
+    ),
+    Route(
+        method="POST",
+        path=f"{_DEPLOYMENT}/rollback",
+        handler=promotions.roll_back_deployment,
+        summary="Go back to an earlier version",
+        tag="promotions",
+        parameters=DeploymentPath,
+        body=wanted.Rollback,
+        body_required=False,
+        problems=_NOT_MEASURED,
+    ),
 )
 
-ROUTES: tuple[Route, ...] = (*SESSION_ROUTES, *STUDY_ROUTES, *TRIAL_ROUTES, *PROMOTION_ROUTES)
+JOB_ROUTES = (
+    Route(
+        method="GET",
+        path=f"{_ROOT}/jobs",
+        handler=jobs.list_jobs,
+        summary="What runs, what waits, how the last ones ended",
+        tag="jobs",
+    ),
+    Route(
+        method="GET",
+        path=_JOB,
+        handler=jobs.get_job,
+        summary="One job",
+        tag="jobs",
+        parameters=JobPath,
+        problems=_NOT_FOUND,
+    ),
+    Route(
+        method="DELETE",
+        path=_JOB,
+        handler=jobs.stop_job,
+        summary="Take a job out of the queue, or end it",
+        tag="jobs",
+        parameters=JobPath,
+        status=HTTPStatus.ACCEPTED,
+        problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET",
+        path=f"{_JOB}/log",
+        handler=jobs.get_job_log,
+        summary="A piece of what a job printed",
+        tag="logs",
+        parameters=JobPath,
+        query=LogQuery,
+        problems=_NOT_FOUND,
+    ),
+)
+
+SERVICE_ROUTES = (
+    Route(
+        method="GET",
+        path=f"{_ROOT}/service",
+        handler=nodes.get_service,
+        summary="What this service is and allows",
+        tag="service",
+    ),
+    Route(
+        method="GET",
+        path=f"{_ROOT}/nodes",
+        handler=nodes.list_nodes,
+        summary="This machine, and the nodes that studies ran on",
+        tag="nodes",
+    ),
+    Route(
+        method="GET",
+        path=f"{_ROOT}/nodes/{{name}}",
+        handler=nodes.get_node,
+        summary="One node with its wiring",
+        tag="nodes",
+        parameters=NodePath,
+        problems=_NOT_FOUND,
+    ),
+    Route(
+        method="GET",
+        path=f"{_ROOT}/events",
+        handler=events.stream_events,
+        summary="Everything that changes, as server-sent events",
+        tag="events",
+        query=EventsQuery,
+        media="text/event-stream",
+        problems=(HTTPStatus.SERVICE_UNAVAILABLE,),
+    ),
+)
+
+ROUTES: tuple[Route, ...] = (
+    *SESSION_ROUTES,
+    *SERVICE_ROUTES,
+    *STUDY_ROUTES,
+    *TRIAL_ROUTES,
+    *PROMOTION_ROUTES,
+    *JOB_ROUTES,
+)

@@ -16,8 +16,10 @@ from aiohttp import web
 from autotune.engine.redaction import redact
 from autotune.errors import AutotuneError
 from autotune.web.api import ROUTES
+from autotune.web.metrics import FigureBook, get_metrics
 from autotune.web.pages import INDEX, LOGIN, VIEWS, served
 from autotune.web.problems import Refused, refusal_of, shown_text
+from autotune.web.queue import PROGRAM
 from autotune.web.route import STATE_CHANGING, Answer, Route, parsed, sent
 from autotune.web.security import HEADERS, check_host, check_site
 from autotune.web.service import Service, utc_now
@@ -40,24 +42,34 @@ def make_app(
     *,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = utc_now,
+    program: tuple[str, ...] = PROGRAM,
 ) -> web.Application:
     """The application; it begins what it needs when it is started, and ends it when it is cleaned up.
 
     Args:
         clock: seconds for limits and sessions.
         now: aware, UTC.
+        program: what jobs are the words of.
     """
     app = web.Application(middlewares=[_answers, _guards], client_max_size=settings.limits.body_bytes)
-    service = Service(settings, clock=clock, now=now)
+    service = Service(settings, clock=clock, now=now, program=program)
     app[SERVICE] = service
     for route in ROUTES:
         app.router.add_route(route.method, route.path, _operation(service, route))
     _add_pages(app, service)
     app.on_response_prepare.append(_add_headers)
 
+    async def begin(_: web.Application) -> None:
+        await service.start()
+
+    async def end_streams(_: web.Application) -> None:
+        service.feed.close()
+
     async def end(_: web.Application) -> None:
         await service.close()
 
+    app.on_startup.append(begin)
+    app.on_shutdown.append(end_streams)
     app.on_cleanup.append(end)
     return app
 
@@ -86,7 +98,13 @@ def _add_pages(app: web.Application, service: Service) -> None:
 
     app.router.add_get("/static/{file:.+}", static)
     app.router.add_get("/login", login)
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        return await get_metrics(service, book, request)
+
+    book = FigureBook()
     app.router.add_get("/healthz", health)
+    app.router.add_get("/metrics", metrics)
     for view in VIEWS:
         app.router.add_get(view, index)
 

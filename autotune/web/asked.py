@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from autotune.records import Outcome, PickRule
+from autotune.review.page import Part
 
 MOST_NUMBER = 10_000_000
 
@@ -41,7 +42,7 @@ class PagePath(_Asked):
     """A part of what the page shows of a study."""
 
     name: StudyWord
-    part: Literal["front", "certainty", "evidence", "learned"]
+    part: Part
 
 
 class FrontQuery(_Asked):
@@ -49,6 +50,12 @@ class FrontQuery(_Asked):
 
     slo: SloWord = None
     pick: PickWord = None
+
+
+class PageQuery(_Asked):
+    """Limits."""
+
+    slo: SloWord = None
 
 
 class TrialsQuery(_Asked):

@@ -50,6 +50,7 @@ def process_of(job: Job, program: tuple[str, ...]) -> int | None:
 
 
 def started_at(pid: int) -> float | None:
+    """When a process began, seconds since the epoch; None once it is gone."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
@@ -58,12 +59,13 @@ def started_at(pid: int) -> float | None:
 
 async def gone(pid: int, started: float) -> int | None:
     """The end of a process that is none of our children, whose exit status nobody gets."""
-    while is_alive(pid, started):
+    while is_alive(pid, started):  # noqa: ASYNC110 - nobody tells of the end of a stranger's process
         await asyncio.sleep(POLL_S)
     return None
 
 
 def ask_to_end(job: Job) -> None:
+    """As Ctrl-C; nothing where the process is gone, or is another one by now."""
     if job.pid is not None and job.pid_started is not None and is_alive(job.pid, job.pid_started):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(job.pid, signal.SIGTERM)

@@ -12,12 +12,12 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from autotune.engine.redaction import redact_prose
-from autotune.errors import AutotuneError, BadInput, ExitCode, StudyMismatch, UnknownName
+from autotune.errors import AutotuneError, BadInput, ExitCode, InvalidFile, InvalidOption, StudyMismatch, UnknownName
 
 CONTENT_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:autotune:problem:"
 
-_IN_PATHS = frozenset({"study", "trial", "promotion", "job", "node"})
+_IN_PATHS = frozenset({"study", "trial", "promotion"})
 _STATUS = {
     ExitCode.STUDY_BUSY: HTTPStatus.CONFLICT,
     ExitCode.NODE_BUSY: HTTPStatus.CONFLICT,
@@ -94,8 +94,14 @@ def refusal_of(error: AutotuneError) -> Refused:
     else:
         status = _STATUS.get(error.exit_code, HTTPStatus.INTERNAL_SERVER_ERROR)
         kind = error.exit_code.name.lower().replace("_", "-")
+    faults: tuple[Fault, ...] = ()
+    if isinstance(error, InvalidOption | InvalidFile):
+        key = error.option if isinstance(error, InvalidOption) else error.key
+        faults = (Fault(key=shown_text(key.removeprefix("--").replace("-", "_")), value=None, allowed=error.allowed),)
     headers = {"Retry-After": "5"} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
-    return Refused(status, kind, error.message, hint=error.hint, exit_code=error.exit_code, headers=headers)
+    return Refused(
+        status, kind, error.message, hint=error.hint, exit_code=error.exit_code, faults=faults, headers=headers
+    )
 
 
 MOST_FAULTS = 20

@@ -126,33 +126,41 @@ class Queue:
         """A job at the end of the queue.
 
         Raises:
-            Refused: the queue is full, or this study is in it already.
+            Refused: as `check_free`.
         """
         async with self._lock:
-            there = self._jobs.open_for(study)
-            if there is not None:
-                raise Refused(
-                    HTTPStatus.CONFLICT,
-                    "already-queued",
-                    f"study {study!r} has job {there.id}, which is {there.state}",
-                    hint="Wait for its end, or stop it.",
-                )
-            if len(self._jobs.waiting()) >= self._settings.limits.queued:
-                raise Refused(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    "queue-full",
-                    f"{self._settings.limits.queued} jobs wait already",
-                    headers={"Retry-After": "60"},
-                )
+            self.check_free(study)
             await self._store(self._jobs.added(kind=kind, study=study, words=words, at=self._now(), **more))
         self._wake.set()
         return self._jobs.jobs[-1]
+
+    def check_free(self, study: str) -> None:
+        """Whether a job of this study may be added.
+
+        Raises:
+            Refused: the study has one already, or the queue is full.
+        """
+        there = self._jobs.open_for(study)
+        if there is not None:
+            raise Refused(
+                HTTPStatus.CONFLICT,
+                "already-queued",
+                f"study {study!r} has job {there.id}, which is {there.state}",
+                hint="Wait for its end, or stop it.",
+            )
+        if len(self._jobs.waiting()) >= self._settings.limits.queued:
+            raise Refused(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "queue-full",
+                f"{self._settings.limits.queued} jobs wait already",
+                headers={"Retry-After": "60"},
+            )
 
     async def stop(self, job_id: str, *, now: bool = False) -> Job:
         """Take a job out of the queue, or ask it to end.
 
         Raises:
-            UnknownName: there is no such job.
+            Refused: there is no such job.
         """
         async with self._lock:
             job = self.found(job_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,8 +16,11 @@ from autotune.records import PickRule
 from autotune.report.view import StudyView
 from autotune.review.views import view_of
 from autotune.store.repository import Store
+from autotune.web.feed import Feed
+from autotune.web.job_view import queue_document
 from autotune.web.pages import static_files
 from autotune.web.problems import Refused
+from autotune.web.queue import PROGRAM, Queue
 from autotune.web.reader import Kept, NoDatabase, Reader
 from autotune.web.route import dumped
 from autotune.web.security import Buckets
@@ -26,6 +30,8 @@ from autotune.web.tokens import Sessions
 T = TypeVar("T")
 
 KEPT_VIEWS = 6
+TOLD_ENDED = 5
+"""Jobs that have ended, in the event that tells of the queue; GET /api/v1/jobs has all."""
 
 
 def utc_now() -> datetime:
@@ -47,6 +53,7 @@ class Service:
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = utc_now,
+        program: tuple[str, ...] = PROGRAM,
     ) -> None:
         self.settings, self.clock, self.now = settings, clock, now
         limits = settings.limits
@@ -56,6 +63,11 @@ class Service:
         self.calls = Buckets(rate_rps=limits.rate_rps, burst=limits.burst)
         self.logins = Buckets(rate_rps=limits.logins_per_minute / 60, burst=limits.logins_per_minute)
         self.files = static_files()
+        self._feed_reader = Reader(settings.places, "feed")
+        self.queue = Queue(settings, self._feed_reader, now=now, program=program)
+        self.feed = Feed(settings.places, self._feed_reader, now=now, most_readers=limits.readers)
+        self.creating = asyncio.Lock()
+        self.queue.changed = self._queue_changed
         self._views: OrderedDict[tuple[str, str, str, str], StudyView] = OrderedDict()
 
     async def ask(self, question: Callable[[Store], T], *, empty: T | None = None) -> T:
@@ -115,8 +127,24 @@ class Service:
             self._views.popitem(last=False)
         return found
 
+    def _queue_changed(self) -> None:
+        self.feed.tell("queue", queue_document(self.queue, most_ended=TOLD_ENDED))
+        self.feed.ring()
+
+    async def start(self) -> None:
+        """Take over the queue.
+
+        Raises:
+            StudyBusy: another service has it.
+        """
+        await self.queue.start()
+
     async def close(self) -> None:
-        """End what was begun, studies last."""
+        """End what was begun: streams first, then what runs on the node, then the store."""
+        self.feed.close()
+        await self.queue.close()
+        await self.feed.stopped()
+        await self._feed_reader.close()
         await self.reader.close()
 
 

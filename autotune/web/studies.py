@@ -10,8 +10,12 @@ from autotune.report.explained import explanation_document
 from autotune.report.json_view import study_document, trial_document
 from autotune.review.compared import side_of
 from autotune.review.listing import study_row
+from autotune.review.page import page_part
+from autotune.search.asked import asked_objective, asked_slo
+from autotune.store.codec import encode
 from autotune.store.outlines import Tally
-from autotune.web.asked import CompareQuery, FrontQuery, StudyPath, TrialsQuery
+from autotune.web.asked import CompareQuery, FrontQuery, PagePath, PageQuery, StudyPath, TrialsQuery
+from autotune.web.jobs import may_start
 from autotune.web.route import Answer, Call
 from autotune.web.service import Service, check_study_name
 
@@ -42,13 +46,13 @@ def rows(service: Service, store: Store) -> list[dict[str, Any]]:
     found = []
     for study in store.studies():
         row = study_row(store, study, tallies.get(study.name, Tally()), service.settings.places)
-        pulse = pulses.get(study.name)
+        pulse, job = pulses.get(study.name), service.queue.jobs.of_study(study.name)
         found.append(
             {
                 **asdict(row),
                 "created_at": study.created_at.isoformat(),
                 "revision": pulse.revision if pulse else "",
-                "job": None,
+                "job": job.id if job else None,
             }
         )
     return found
@@ -123,6 +127,41 @@ async def get_times(service: Service, call: Call) -> Answer:
             ]
         }
     )
+
+
+async def get_page_part(service: Service, call: Call) -> Answer:
+    """A part of what the page shows of a study: made for it, and changed with it."""
+    path: PagePath = call.path
+    asked: PageQuery = call.query
+
+    def made(store: Store) -> dict[str, Any]:
+        return page_part(path.part, store, store.study(path.name), service.settings.places, slo=asked.slo)
+
+    revision, raw = await service.study_document(("page", path.part, asked.slo or ""), made, study=path.name)
+    return Answer(raw=raw, etag=revision)
+
+
+async def get_summary(service: Service, call: Call) -> Answer:
+    """What a study was asked, where it stands, and what may be done with it."""
+    path: StudyPath = call.path
+    check_study_name(path.name)
+
+    def made(store: Store) -> dict[str, Any]:
+        study, load = store.study(path.name), store.get_load_plan(path.name)
+        row = next(one for one in rows(service, store) if one["name"] == path.name)
+        slo = asked_slo(study.spec, None)
+        return {
+            **row,
+            "seed": study.seed,
+            "objective": str(asked_objective(study.spec)),
+            "slo": str(slo) if slo else None,
+            "load_plan": encode(load) if load else None,
+            "identity": dict(study.identity),
+        }
+
+    document = await service.ask(made)
+    can_start, why_not = may_start(service, path.name)
+    return Answer(document={**document, "can_start": can_start, "why_not": why_not})
 
 
 async def get_explanation(service: Service, call: Call) -> Answer:

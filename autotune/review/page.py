@@ -81,8 +81,16 @@ def facts_of(store: Store, study: StudyRecord, view: StudyView) -> Facts:
         objective=str(asked_objective(study.spec)),
         vllm_version=None if version == "unknown" else version,
         load=_load(store.get_load_plan(study.name)),
-        serve={trial.number: serve_line_of(study, trial) for trial in shown},
+        serve={trial.number: line for trial in shown if (line := serve_line_or_none(study, trial)) is not None},
     )
+
+
+def serve_line_or_none(study: StudyRecord, trial: Trial) -> str | None:
+    """A trial's command line; None where a flag of it cannot stand on one, as in a study from elsewhere."""
+    try:
+        return serve_line_of(study, trial)
+    except AutotuneError:
+        return None
 
 
 MOST_SERVED = 200
@@ -151,6 +159,8 @@ def learned_of(store: Store, study: StudyRecord) -> dict[str, Any]:
         found, doubts = explain_study(study, trials, store.get_load_plan(study.name), quick=True)
     except InvalidOption:
         raise
-    except (AutotuneError, ValueError) as error:  # a matrix that is not definite is a ValueError of NumPy's
+    except AutotuneError as error:
         return {"part": "learned", "failed": str(error)}
+    except ValueError:  # a matrix that is not definite is one of NumPy's
+        return {"part": "learned", "failed": "the trials do not determine what each flag does"}
     return {"part": "learned", **explanation_document(found, study=study.name, simulated=simulated, doubts=doubts)}

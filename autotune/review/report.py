@@ -12,9 +12,9 @@ from autotune.report.json_view import show_document
 from autotune.report.page import certainty_part, front_part, shown_numbers
 from autotune.report.page.file import report_file
 from autotune.report.view import StudyView
-from autotune.review.evidence import log_path, serve_line_of
+from autotune.review.evidence import log_path
 from autotune.review.history import history_of
-from autotune.review.page import control_of, evidence_of, facts_of, learned_of
+from autotune.review.page import control_of, evidence_of, facts_of, learned_of, serve_line_or_none
 from autotune.review.views import with_evidence
 from autotune.search.asked import asked_rule
 from autotune.store.places import Places
@@ -71,7 +71,7 @@ def _shown(store: Store, study: StudyRecord, view: StudyView, number: int) -> di
     trial = with_evidence(store, study.name, store.trial(study.name, number))
     attempts = store.attempts(study.name, number)
     document = show_document(
-        view, trial, serve_line=serve_line_of(study, trial), log_path=log_path(trial), attempts=attempts
+        view, trial, serve_line=serve_line_or_none(study, trial), log_path=log_path(trial), attempts=attempts
     )
     return {key: value for key, value in document.items() if key not in ("life", "argv", "log")}
 

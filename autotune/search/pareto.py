@@ -228,7 +228,9 @@ def _choice_knee(found: Sequence[Point], on_front: Sequence[Point], base: Point 
         return -_alone(point, reference), point.ttft_p95_s.value, point.number
 
     best = min(no_worse if others else on_front, key=balanced)
-    if others == [best]:
+    if on_front == [base]:
+        said = "the baseline, which no config is better than"
+    elif others == [best]:
         said = "the only config of the front no worse than the baseline (within its interval)"
     elif others:
         among = f"{_count(len(others), 'config')} of the front no worse than the baseline (within its interval)"

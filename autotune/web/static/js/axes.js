@@ -13,13 +13,23 @@ export function responsive(paint, { label, describedBy } = {}) {
     if (now > 0) {
       width = now;
       const kept = figure.querySelector(".tip");
+      const focused = focusedIn(figure);
       figure.replaceChildren(paint(width), ...(kept ? [kept] : []));
+      if (focused) figure.querySelector(focused)?.focus({ preventScroll: true });
     }
   };
   const seen = new ResizeObserver(() => { if (Math.abs(Math.round(figure.clientWidth) - width) > 1) draw(); });
   seen.observe(figure);
   figure.redraw = draw;
   return figure;
+}
+
+// What has the focus in a picture, as a selector that finds it in the next drawing.
+function focusedIn(figure) {
+  const active = document.activeElement;
+  if (!active || !figure.contains(active)) return null;
+  for (const key of ["number", "value"]) if (active.dataset[key]) return `[data-${key}="${CSS.escape(active.dataset[key])}"]`;
+  return active.classList.contains("slo-grip") ? ".slo-grip" : null;
 }
 
 export function surface(width, height, title) {

@@ -5,14 +5,19 @@ import { openDialog, problemBox } from "./dialog.js";
 import { MISSING, flag, gain, plural, rate, seconds, share } from "./format.js";
 
 export async function openCompare(study, a, b, { closed } = {}) {
-  const opened = openDialog([`Trial ${a} against trial ${b}`, study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { onclose: closed });
+  const opened = openDialog([typeof a === "number" ? `Trial ${a} against trial ${b}` : `${a} against ${b}`, study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { onclose: closed });
   const pickers = chooser(study, a, b, (one, other) => { opened.dialog.close(); openCompare(study, one, other, { closed }); });
   try {
-    const found = await study.source.compare(`${study.name}:${a}`, `${study.name}:${b}`);
+    const found = await study.source.compare(whole(study, a), whole(study, b));
     opened.fill(pickers, ...(found ? comparison(found) : [h("p.soft", {}, `This pair is not in this file. \`autotune compare ${study.name} ${a} ${b}\` prints it.`)]));
   } catch (problem) {
     opened.fill(pickers, problemBox(problem));
   }
+}
+
+// A side of this study by its number, or `STUDY:TRIAL` of any.
+function whole(study, side) {
+  return typeof side === "number" ? `${study.name}:${side}` : side;
 }
 
 function chooser(study, a, b, go) {

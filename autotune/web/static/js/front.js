@@ -138,7 +138,7 @@ function point(study, box, config, kind, all) {
   const cx = box.x(config.ttft_p95_s), cy = box.y(config.output_tok_s_per_gpu);
   const minor = kind === "dominated" || kind === "tied";
   const [low, high] = config.ttft_p95_s_interval ?? [], [bad, good] = config.output_tok_s_per_gpu_interval ?? [];
-  return h("g", { class: `${classesOf(kind)}${minor ? (all > MOST_WHISKERS ? " quiet" : " minor") : ""}${study.keeps(config.number) ? "" : " misses"}`, role: "button", "aria-label": words(study, config, kind), "data-number": config.number },
+  return h("g", { class: `${classesOf(kind)}${kind === "dominated" && all > 300 ? " crowd" : ""}${minor ? (all > MOST_WHISKERS ? " quiet" : " minor") : ""}${study.keeps(config.number) ? "" : " misses"}`, role: "button", "aria-label": words(study, config, kind), "data-number": config.number },
     low !== undefined ? h("line.whisker", { x1: box.x(low), x2: box.x(high), y1: cy, y2: cy }) : null,
     bad !== undefined ? h("line.whisker", { x1: cx, x2: cx, y1: box.y(bad), y2: box.y(good) }) : null,
     h("g", { transform: `translate(${cx},${cy})` },
@@ -209,7 +209,8 @@ function labels(study, box, kinds) {
       return { dx, dy, anchor, own, cost };
     });
     const best = d3.least(spots, (one) => one.cost);
-    if (best.cost >= 10) continue;
+    // A number in a crowd says nothing; pick and baseline are always named.
+    if (best.cost >= (word === String(config.number) ? 1 : 10)) continue;
     placed.push(best.own);
     const name = kind === "pick" ? "label-pick" : kind === "baseline" ? "label-base" : config.runs_today ? "label-today" : "axis";
     told.push(h("text.halo-text", { class: name, x: x + best.dx, y: y + best.dy, "text-anchor": best.anchor, "aria-hidden": "true", style: { "pointer-events": "none" } }, word));

@@ -6,7 +6,7 @@ import { seconds } from "./format.js";
 
 export function growthCharts(study) {
   const growth = study.front.growth;
-  if (!growth.steps.length) return null;
+  if (growth.steps.length < 2) return null;
   const own = growth.steps, control = growth.control?.steps ?? [];
   const key = control.length
     ? h("p.soft", {}, h("span.key", {}, `Solid: this study. Dashed: random search (${growth.control.name}), under the same reference.`))

@@ -28,10 +28,10 @@ export function parallelPart(study, { open }) {
   function drawn(width) {
     const all = lines();
     const axes = parameters.map((one) => ({ ...one, keys: one.values.map((value) => JSON.stringify(value)) }));
-    const least = 104, wide = Math.max(width, least * (axes.length + 2));
+    const least = 104, wide = Math.max(width, least * (axes.length + (study.front.configs.length ? 2 : 0)));
     const top = 64, bottom = 330;
-    const places = d3.scalePoint([...axes.map((one) => `p:${one.name}`), "ttft", "rate"], [46, wide - 52]);
     const configs = study.front.configs;
+    const places = d3.scalePoint([...axes.map((one) => `p:${one.name}`), ...(configs.length ? ["ttft", "rate"] : [])], axes.length + configs.length > 1 ? [46, wide - 52] : [wide / 2, wide / 2]);
     const ttft = d3.scaleLog(configs.length ? d3.extent(configs, (one) => one.ttft_p95_s).map((one, place) => one * (place ? 1.03 : 0.97)) : [0.1, 1], [top, bottom]);
     const flow = d3.scaleLinear(configs.length ? d3.extent(configs, (one) => one.output_tok_s_per_gpu) : [0, 1], [bottom, top]);
     const svg = surface(wide, bottom + 26, "Flags and figures of every config");
@@ -51,7 +51,7 @@ export function parallelPart(study, { open }) {
       return { node, trial, config, kind, points, keeps };
     });
     for (const one of spots) svg.append(axisOf(one, places(`p:${one.name}`), top, bottom));
-    svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, ttft.ticks(4), tickSeconds, top, bottom), scaleOf("tokens/s per GPU", places("rate"), flow, flow.ticks(5), rate, top, bottom, true));
+    if (configs.length) svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, ttft.ticks(4), tickSeconds, top, bottom), scaleOf("tokens/s per GPU", places("rate"), flow, flow.ticks(5), rate, top, bottom, true));
     hovering(svg, nodes);
     const kept = nodes.filter((one) => one.keeps);
     said.textContent = chosen.size ? `${plural(kept.length, "config")} with ${[...chosen].map(([name, key]) => `${name} ${valueWord(JSON.parse(key))}`).join(" and ")}: ${kept.filter((one) => one.config).length} with figures${kept.some((one) => one.config) ? `, best ${rate(d3.max(kept, (one) => one.config?.output_tok_s_per_gpu))} tokens/s per GPU and ${seconds(d3.min(kept, (one) => one.config?.ttft_p95_s))}` : ""}.` : "Choose a value on an axis to see only the configs that have it.";

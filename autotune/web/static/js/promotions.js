@@ -3,14 +3,19 @@
 import { copyBlock, copyButton, h, table } from "./dom.js";
 import { MISSING, flag, rate, seconds, when } from "./format.js";
 
+const VERDICTS = { pass: ["pick", "passed"], fail: ["bad", "failed"], inconclusive: ["base", "inconclusive"], skipped: ["bad", "skipped"] };
+const STATES = { held: "pick", broken: "bad", undecided: "base", not_applicable: null };
+
 export function gateRecord(gate) {
   if (!gate) return h("p.soft", {}, "Nobody verified this config against what ran before.");
-  const state = { pass: "pick", fail: "bad", skipped: "bad" }[gate.verdict];
-  return h("div", { style: { display: "grid", gap: ".6rem" } },
-    h("p", {}, h("span.tag", { class: state }, `gate: ${gate.verdict}`), gate.simulated ? h("span.tag.sim", {}, "SIMULATED") : null, ` ${gate.reason ?? ""}`),
-    gate.criteria?.length ? table([
-      { head: "criterion", cell: (one) => one.name }, { head: "", cell: (one) => h("span", { class: one.state === "met" || one.state === "pass" ? "tag pick" : "tag bad" }, one.state) }, { head: "what was seen", cell: (one) => one.text ?? one.seen ?? "" },
-    ], gate.criteria, { caption: "Criteria of the gate" }) : null);
+  const [tone, word] = VERDICTS[gate.verdict] ?? [null, gate.verdict];
+  return h("div.gate", {},
+    h("p", {}, h("span.tag", { class: tone }, `gate ${word}`), gate.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null, ` ${gate.reason}`),
+    gate.order ? h("p.faint", {}, `Launched in the order ${gate.order}: A is ${gate.against?.label ?? "what runs"}, B ${gate.candidate.label}.`) : null,
+    gate.criteria.length ? table([
+      { head: "criterion", cell: (one) => one.name.replaceAll("_", " ") }, { head: "", cell: (one) => h("span.tag", { class: STATES[one.state] }, one.state.replaceAll("_", " ")) }, { head: "asked", cell: (one) => one.asked }, { head: "found", cell: (one) => one.found },
+    ], gate.criteria, { caption: "Criteria of the gate" }) : null,
+    gate.doubts.length ? h("ul.plain-list", {}, gate.doubts.map((text) => h("li", {}, text))) : null);
 }
 
 export function files(list) {
@@ -26,24 +31,28 @@ export function files(list) {
   return holder;
 }
 
-// The flags and files that a promotion changes, from `autotune diff --json`.
+// The flags and files that a promotion changes, as `autotune diff --json` has them; A is what runs.
 export function difference(found) {
   if (!found) return h("p.soft", {}, "Nothing runs under this name yet: all of it is new.");
-  const flags = found.flags ?? [];
-  return h("div", { style: { display: "grid", gap: ".8rem", "min-width": "0" } },
-    flags.length ? table([{ head: "flag", cell: (one) => one.name }, { head: found.before ?? "before", cell: (one) => value(one.name, one.before ?? one.a) }, { head: found.after ?? "after", cell: (one) => value(one.name, one.after ?? one.b) }], flags, { caption: "Flags that change" }) : h("p.soft", {}, "No flag changes."),
-    (found.files ?? []).map((file) => h("div", {}, h("div.row", {}, h("h3", {}, file.path), file.diff ? copyButton(file.diff, "Copy the diff") : null), file.diff ? h("pre.diff", { tabindex: "0", role: "region", "aria-label": `Changes of ${file.path}` }, file.diff.split("\n").map((line) => h("span", { class: line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : line.startsWith("@@") ? "at" : null }, `${line}\n`))) : h("p.soft", {}, "unchanged"))));
+  const rows = [...found.flags.map((one) => ({ ...one, flag: true })), ...found.facts];
+  return h("div.gate", {},
+    rows.length ? table([{ head: "", cell: (one) => one.name }, { head: found.a, cell: (one) => (one.flag ? value(one.name, one.a) : one.a) }, { head: found.b, cell: (one) => (one.flag ? value(one.name, one.b) : one.b) }], rows, { caption: "What changes" }) : h("p.soft", {}, "No flag changes."),
+    found.files.map((file) => h("div.copy", {}, h("div.row", {}, h("h3", {}, file.path), copyButton(file.diff, "Copy the diff")), h("pre.diff", { tabindex: "0", role: "region", "aria-label": `Changes of ${file.path}` }, file.diff.split("\n").map((line) => h("span", { class: line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : line.startsWith("@@") ? "at" : null }, `${line}\n`))))));
 }
 
 function value(name, found) {
   return found === null || found === undefined ? h("span.faint", {}, "not set") : h("code", {}, flag(name, found));
 }
 
-export function promotionRecords(promotions) {
-  return h("section.part", { "aria-labelledby": "promoted" }, h("header", {}, h("h2", { id: "promoted" }, "Promoted"), h("p", {}, "What was rendered for production from this study, and what its gate said.")),
-    promotions.map((one) => h("article", { style: { display: "grid", gap: ".9rem", "margin-bottom": "2.5rem", "min-width": "0" } },
-      h("h3", {}, `${one.name}@${one.version}`, one.current ? h("span.tag.today", { style: { "margin-left": ".6rem" } }, "runs today") : null),
-      h("dl.pairs", {}, [["trial", one.trial], ["when", when(one.created_at)], ["by", one.author || MISSING], ["why", one.reason || MISSING], ["figures", `${rate(one.output_tok_s_per_gpu?.value ?? one.output_tok_s_per_gpu)} tokens/s per GPU, TTFT p95 ${seconds(one.ttft_p95_s?.value ?? one.ttft_p95_s)}`]].map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
-      gateRecord(one.gate), one.files?.length ? files(one.files) : null)));
+export function promotionArticle(one, actions = []) {
+  const figures = `${rate(one.output_tok_s_per_gpu?.value)} tokens/s per GPU, TTFT p95 ${seconds(one.ttft_p95_s?.value)}`;
+  const facts = [["from", h("span", {}, h("a", { href: `/studies/${encodeURIComponent(one.study)}` }, one.study), `, trial ${one.trial}${one.restores === null ? "" : `, back to version ${one.restores}`}`)], ["when", when(one.created_at)], ["by", one.author || MISSING], ["why", one.reason || MISSING], ["figures", figures], ["for", one.targets.join(", ")], ["SLO", one.slo]];
+  return h("article.promotion", { "aria-label": one.label },
+    h("h2", {}, one.label, one.current ? [" ", h("span.tag.today", {}, "runs today")] : null, one.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null),
+    h("dl.pairs", {}, facts.filter(([, text]) => text).map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
+    gateRecord(one.gate), one.files.some((file) => file.text) ? files(one.files) : null, actions.length ? h("div.buttons", {}, actions) : null);
 }
 
+export function promotionRecords(promotions) {
+  return h("section.part", { "aria-labelledby": "promoted" }, h("header", {}, h("h2", { id: "promoted" }, "Promoted"), h("p", {}, "What was rendered for production from this study, and what its gate said.")), promotions.map((one) => promotionArticle(one)));
+}

@@ -49,10 +49,11 @@ function assembled(main, study, { open, actions, host }) {
   const holders = Object.fromEntries(["head", "front", "verdict", "growth", "knobs", "parallel", "load", "spread", "chooser", "node", "verdicts", "servers", "failures", "trials"].map((key) => [key, h("div")]));
   holders.beneath = h("div.beneath");
   const section = (id, title, lead, ...content) => h("section.part", { "aria-labelledby": id }, h("header", {}, h("h2", { id }, title), lead ? h("p", {}, lead) : null), ...content);
+  const hero = h("section.hero", { "aria-label": "Front and pick" }, holders.front, holders.verdict, holders.beneath);
   document.title = `${study.name} – autotune`;
   replace(main, holders.head,
     facts.simulated ? h("p.simulated", { role: "note" }, h("b", {}, "SIMULATED"), "Every figure on this page comes from a model of vLLM; none was measured on a server.") : null,
-    h("section.hero", { "aria-label": "Front and pick" }, holders.front, holders.verdict, holders.beneath),
+    hero,
     section("growth", "How the front grew", "Area that the front covers in log throughput and log TTFT, with each config's final figures from its first launch on.", holders.growth),
     section("knobs", "What each flag does", "One change of the baseline at a time, with 95 % intervals. Filled marks were launched just so; hollow ones are inferred from other launches or expected by the model.", holders.knobs),
     section("configs", "Every config", "Each line is one config: its flags from left to right, then its figures.", holders.parallel),
@@ -67,6 +68,7 @@ function assembled(main, study, { open, actions, host }) {
   let picture = null, coordinates = null, chosen = null;
 
   function drawFront() {
+    hero.classList.toggle("bare", !study.front.configs.length);
     replace(holders.head, heading(study, host));
     if (study.front.configs.length) {
       picture = frontChart(study, { open });
@@ -80,7 +82,7 @@ function assembled(main, study, { open, actions, host }) {
   }
 
   function later() {
-    replace(holders.growth, growthCharts(study) ?? h("p.soft", {}, "Before the baseline is measured there is nothing to grow from."));
+    replace(holders.growth, growthCharts(study) ?? h("p.soft", {}, study.front.growth.steps.length ? "One launch so far: the front is the baseline alone." : "Before the baseline is measured there is nothing to grow from."));
     coordinates = parallelPart(study, { open });
     replace(holders.parallel, coordinates.element ?? coordinates);
     replace(holders.trials, study.front.trials.length ? trialsTable(study, { open }) : h("p.soft", {}, "No trial was launched yet."));
@@ -168,8 +170,8 @@ function verdict(study, { open, actions, host }) {
     h("div.big", {}, h("b", {}, rate(config?.output_tok_s_per_gpu), h("span.unit", {}, "tok/s per GPU")), h("span", {}, against(config, base, ratio(config, "output_tok_s_per_gpu"), expected?.expected_throughput_gain_interval))),
     h("div.big", {}, h("b", {}, seconds(config?.ttft_p95_s), h("span.unit", {}, "p95 TTFT")), h("span", {}, against(config, base, ratio(config, "ttft_p95_s"), expected?.expected_ttft_gain_interval)))));
   parts.push(
-    h("div.buttons", {}, h("button", { type: "button", onclick: () => open(pick.number) }, "All its evidence"),
-      base && pick.number !== study.front.baseline ? h("button", { type: "button", onclick: () => actions.compare(study.front.baseline, pick.number) }, "Compare with the baseline") : null,
+    h("div.buttons", {}, h("button", { type: "button", onclick: () => open(pick.number) }, "Evidence"),
+      base && pick.number !== study.front.baseline ? h("button", { type: "button", onclick: () => actions.compare(study.front.baseline, pick.number) }, "Compare with baseline") : null,
       actions.promote ? h("button", { type: "button", class: "primary", onclick: () => actions.promote(pick.number) }, "Promote …") : null),
     h("p.why", {}, reason(study, pick)),
     study.front.running_lines.length ? h("p.why", {}, study.front.running_lines.join(" ")) : null,

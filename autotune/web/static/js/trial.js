@@ -10,7 +10,7 @@ export async function openTrial(study, number, actions) {
   const config = trial ? study.configOf(trial) : null;
   const kind = !trial ? "running" : config && trial.outcome === "measured" && !trial.void ? kindOf(study, config, study.pick?.number ?? null) : failedKind(trial);
   const buttons = [];
-  if (actions.compare && config) buttons.push(h("button", { type: "button", onclick: () => { opened.dialog.close(); actions.compare(study.front.baseline, config.number); } }, "Compare with the baseline"));
+  if (actions.compare && config) buttons.push(h("button", { type: "button", onclick: () => { opened.dialog.close(); actions.compare(study.front.baseline, config.number); } }, "Compare with baseline"));
   if (actions.promote && config) buttons.push(h("button", { type: "button", class: "primary", onclick: () => { opened.dialog.close(); actions.promote(config.number); } }, "Promote …"));
   const opened = openDialog([`Trial ${number}`, h("span.tag", { class: tone(kind) }, swatchOf(kind), KINDS[kind].word), study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { actions: buttons, onclose: actions.closed });
   try {
@@ -64,6 +64,7 @@ function facts(study, told, config) {
     ["Why it was launched", `${told.launched_as}: ${told.why}`],
     ["Outcome", `${told.outcome}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`],
     told.repeat_of === null ? null : ["Repeats", `trial ${told.repeat_of}`],
+    told.early ? ["Ended early", `shown to be worse than trial ${told.early.rival} with ${chance(told.early.confidence)} confidence: p95 TTFT above ${seconds(told.early.ttft_s)}, after ${count(told.early.requests)} of ${count(told.early.planned)} requests`] : null,
     ["GPUs", told.gpus],
     standing ? ["How sure", `on the front with ${chance(standing.front_probability)}, the pick with ${chance(standing.pick_probability)}${standing.tied_with.length ? `; tied with ${standing.tied_with.slice(0, 5).join(", ")}${standing.tied_with.length > 5 ? ` and ${standing.tied_with.length - 5} more` : ""}` : ""}`] : null,
     standing?.expected_tok_s_per_gpu ? ["To expect", `${rate(standing.expected_tok_s_per_gpu)} tokens/s per GPU, TTFT p95 ${seconds(standing.expected_ttft_p95_s)} (the luck of the best of many taken off)`] : null,

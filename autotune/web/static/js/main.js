@@ -1,0 +1,128 @@
+// The service's page: which view an address is, and what all views share.
+
+import { h, replace, announce } from "./dom.js";
+import { problemBox } from "./dialog.js";
+import { seconds } from "./format.js";
+import { Live, gathered } from "./live.js";
+import { newPage } from "./new.js";
+import { promoteDialog } from "./promote.js";
+import { promotionsPage } from "./promoted.js";
+import { nodesPage, queuePage } from "./queue.js";
+import { ServiceSource, request } from "./source.js";
+import { studiesPage } from "./studies.js";
+import { studyPage } from "./study.js";
+import { openCompare } from "./compare.js";
+import { applyTheme, themeButton } from "./theme.js";
+
+const live = new Live();
+const source = new ServiceSource();
+let leave = () => {};
+let turn = 0;
+
+const VIEWS = [
+  [/^\/$/, (main) => studiesPage(main, live)],
+  [/^\/studies\/([^/]+)(?:\/trials\/(\d+))?$/, (main, name, number) => oneStudy(main, decodeURIComponent(name), number === undefined ? null : Number(number))],
+  [/^\/compare$/, (main) => comparePage(main)],
+  [/^\/promotions(?:\/([^/]+))?$/, (main, name) => promotionsPage(main, name === undefined ? null : decodeURIComponent(name), live)],
+  [/^\/queue$/, (main) => queuePage(main, live)],
+  [/^\/nodes$/, (main) => nodesPage(main)],
+  [/^\/new$/, (main) => newPage(main, go)],
+];
+
+function go(path) {
+  history.pushState(null, "", path);
+  show();
+}
+
+async function show() {
+  turn += 1;
+  const own = turn, main = document.getElementById("main");
+  leave();
+  leave = () => {};
+  document.querySelectorAll("dialog").forEach((one) => one.remove());
+  bar();
+  const found = VIEWS.map(([form, view]) => [location.pathname.match(form), view]).find(([match]) => match);
+  main.setAttribute("aria-busy", "true");
+  try {
+    const end = found ? await found[1](main, ...found[0].slice(1)) : unknown(main);
+    if (own === turn) leave = end ?? (() => {}); else end?.();
+  } catch (problem) {
+    if (own === turn) replace(main, problemBox(problem));
+  }
+  main.removeAttribute("aria-busy");
+}
+
+function unknown(main) {
+  replace(main, h("div.empty", {}, h("b", {}, "There is nothing at this address"), h("a.button", { href: "/" }, "All studies")));
+}
+
+function bar() {
+  const here = location.pathname;
+  const links = [["Studies", "/", here === "/" || here.startsWith("/studies")], ["Promotions", "/promotions", here.startsWith("/promotions")], ["Queue", "/queue", here === "/queue"], ["Nodes", "/nodes", here === "/nodes"], ["New study", "/new", here === "/new"]];
+  replace(document.getElementById("top"), h("a.name", { href: "/" }, "autotune"), h("nav", { "aria-label": "Main" }, links.map(([word, path, current]) => h("a", { href: path, "aria-current": current ? "page" : null }, word))), logout, themeButton());
+}
+
+const logout = h("button", { type: "button", class: "quiet", hidden: true, onclick: async () => { await request("/session", { method: "DELETE" }); location.assign("/login"); } }, "Log out");
+
+async function oneStudy(main, name, number) {
+  const query = new URLSearchParams(location.search);
+  const doing = h("span.soft", { role: "status" });
+  const path = `/studies/${encodeURIComponent(name)}`;
+  const host = {
+    crumb: h("a", { href: "/" }, "Studies"),
+    promote: (study, chosen) => promoteDialog(study, chosen, live),
+    opened: (chosen) => history.replaceState(null, "", `${path}/trials/${chosen}${location.search}`),
+    closed: () => { if (location.pathname.startsWith(`${path}/trials/`)) history.replaceState(null, "", `${path}${location.search}`); },
+    limit: (limit_s) => history.replaceState(null, "", `${location.pathname}${limit_s === null ? "" : `?ttft_p95=${Number((limit_s * 1000).toPrecision(6))}ms`}`),
+    buttons: (study) => [...steering(study), doing],
+  };
+  const page = await studyPage(main, name, source, host);
+  const asked = /^([\d.]+)ms$/.exec(query.get("ttft_p95") ?? "");
+  page.parts.then(() => { if (asked) page.study.setLimit(Number(asked[1]) / 1000); });
+  if (number !== null) page.open(number);
+  const again = gathered(() => page.refresh(), 700);
+  const rest = gathered(() => page.refreshRest(), 5000);
+  return live.listen((kind, data) => {
+    if (kind === "trial" && data.study === name) {
+      again();
+      if (data.outcome !== "running") { rest(); announce(`Trial ${data.number} ended: ${data.outcome}`); }
+    }
+    if (kind === "study" && data.name === name && data.state !== page.study.front.study.state) { again(); rest(); doing.textContent = ""; }
+    if (kind === "phase" && data.study === name) doing.textContent = `trial ${data.trial} · ${data.phase}${data.elapsed_s ? ` · ${seconds(data.elapsed_s)}` : ""}`;
+    if (kind === "reset") { again(); rest(); }
+  });
+}
+
+function steering(study) {
+  const state = study.front.study.state, path = `/studies/${encodeURIComponent(study.name)}`;
+  const act = (verb, body) => async (event) => {
+    const button = event.currentTarget;
+    button.disabled = true;
+    try { await request(`${path}/${verb}`, { method: "POST", body }); announce("Asked for"); } catch (problem) { button.closest(".head").append(problemBox(problem)); button.disabled = false; }
+  };
+  return state === "running" ? [h("button", { type: "button", onclick: act("stop", { now: false }) }, "Stop after this trial")] : [h("button", { type: "button", onclick: act("start", { trials: study.front.study.counted >= study.front.study.target ? "+10" : null }) }, study.front.study.counted >= study.front.study.target ? "Ten more trials" : "Go on")];
+}
+
+async function comparePage(main) {
+  const query = new URLSearchParams(location.search);
+  const side = (text) => /^(.*):(\d+)$/.exec(text ?? "");
+  const a = side(query.get("a")), b = side(query.get("b"));
+  if (!a || !b) { replace(main, h("div.empty", {}, h("b", {}, "Which two?"), h("p", {}, "/compare?a=STUDY:TRIAL&b=STUDY:TRIAL"))); return () => {}; }
+  const page = await studyPage(main, b[1], source, { crumb: h("a", { href: "/" }, "Studies") });
+  openCompare(page.study, query.get("a"), query.get("b"), {});
+  return () => {};
+}
+
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a[href]");
+  if (!link || event.defaultPrevented || event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey || link.target || link.origin !== location.origin) return;
+  if (link.getAttribute("href").startsWith("#") || link.pathname.startsWith("/api/") || link.pathname.startsWith("/static/")) return;
+  event.preventDefault();
+  go(link.pathname + link.search);
+  document.getElementById("main").focus({ preventScroll: true });
+  window.scrollTo(0, 0);
+});
+window.addEventListener("popstate", show);
+applyTheme();
+show();
+request("/session").then((told) => { logout.hidden = !told.token_required; }).catch(() => {});

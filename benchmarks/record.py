@@ -4,8 +4,8 @@
 
 Run by the interpreter that has vLLM; the client is imported while the server starts. `LOADS.json` maps the name of a
 load to the arguments of the client; `{gpus}` in one multiplies the number before it, so that a server of two GPUs is
-offered twice of what one is. GPUs are those that `CUDA_VISIBLE_DEVICES` leaves. Every load is preceded by nothing: a
-short first one named `warm` warms the server, and is written down like the others and left out by whoever reads.
+offered twice of what one is. GPUs are those that `CUDA_VISIBLE_DEVICES` leaves. The load named `warm` warms the server
+and is not written down.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -21,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +31,9 @@ from autotune.engine.metrics_text import parse_metrics
 
 SERVER = "-m vllm.entrypoints.cli.main serve"
 START_S, STOP_S = 300.0, 30.0
+WARM = "warm"
+"""The load that is not written down."""
+
 KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 FIGURES = (
     "duration",
@@ -67,8 +70,7 @@ def main() -> int:
     loads: dict[str, list[str]] = json.loads(args.loads.read_text(encoding="utf-8"))
     words = [*args.server.split(), str(args.model), *args.flags]
     with _serving(words, args.port, log) as (url, process):
-        from vllm.benchmarks import serve  # seconds of imports, while the server starts
-
+        serve = importlib.import_module("vllm.benchmarks.serve")  # seconds, while the server starts
         ready_s = _wait(url, process, log)
         tokens = KV_TOKENS.findall(log.read_text(encoding="utf-8", errors="replace"))
         for name, words in loads.items():
@@ -87,6 +89,8 @@ def main() -> int:
                 "bench": {key: round(found[key], 3) for key in FIGURES if key in found},
                 "metrics": {key: None if key not in after else after[key] - before.get(key, 0.0) for key in COUNTERS},
             }
+            if name == WARM:
+                continue
             with args.out.open("a", encoding="utf-8") as out:
                 out.write(json.dumps(row) + "\n")
             print(
@@ -120,8 +124,8 @@ def _wait(url: str, process: subprocess.Popen[bytes], log: Path) -> float:
     while time.monotonic() - begun < START_S:
         if process.poll() is not None:
             break
-        with contextlib.suppress(OSError, urllib.error.URLError):
-            urllib.request.urlopen(f"{url}/health", timeout=5).close()  # noqa: S310 - our own server on the loopback
+        with contextlib.suppress(OSError):
+            _read(f"{url}/health")
             return time.monotonic() - begun
         time.sleep(0.5)
     raise SystemExit(f"the server did not start:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
@@ -144,10 +148,14 @@ def _load(serve: Any, url: str, model: Path, words: Sequence[str]) -> Mapping[st
 
 
 def _counters(url: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:  # noqa: S310 - our own server on the loopback
-        text = answer.read().decode("utf-8")
-    metrics = parse_metrics(text)
+    metrics = parse_metrics(_read(f"{url}/metrics"))
     return {name: sum(one.value for one in metrics.series(name)) for name in COUNTERS if metrics.series(name)}
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own server, over loopback
+        text: str = answer.read().decode("utf-8")
+    return text
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autotune.errors import InvalidOption
-from autotune.records import BF16_CAPABILITY, Config, Gpu, ModelShape, Node, Value
+from autotune.records import BF16_CAPABILITY, AttentionKind, Config, Gpu, ModelShape, Node, Value
 from autotune.units import GIB
 
 Version = tuple[int, int, int]
 NEWEST: Version = (999, 0, 0)
+NEWER_RUNNER_SINCE: Version = (0, 25, 0)
+"""The log of a dense model says "Using V2 Model Runner" in the oldest version that was looked at."""
 
 PERFORMANCE_MODES = ("balanced", "interactivity", "throughput")
 
@@ -34,6 +36,8 @@ class ResolvedSettings:
         api_server_count: API-server processes; None only in settings that were not made by `resolve`.
         max_cudagraph_capture_size: largest batch, in tokens, that runs as a CUDA graph; None when no graphs are
             captured, and in settings that were not made by `resolve`.
+        concurrent_batches: steps that may be planned and not yet finished (vLLM's `max_concurrent_batches`); None in
+            settings that were not made by `resolve`.
         speculative_tokens: tokens drafted per step by n-gram look-up; 0 for no speculation and for other methods.
         quantization: vLLM's word for how the weights are quantised, by flag or checkpoint; None for 16 bit.
     """
@@ -54,6 +58,7 @@ class ResolvedSettings:
     expert_parallel: bool = False
     api_server_count: int | None = None
     async_scheduling: bool = True
+    concurrent_batches: int | None = None
     stream_interval: int = 1
     max_cudagraph_capture_size: int | None = None
     performance_mode: str = "balanced"
@@ -94,6 +99,8 @@ def resolve(
     scale = 2 if mode == "throughput" else 1  # arg_utils.py 0.32 doubles both defaults, and nothing that is set
     tokens, seqs = _batch(given, scale * defaults[0], scale * defaults[1], length, chunked=chunked)
     drafted = _drafted(given)
+    # n-gram look-up runs on the CPU between steps: vLLM turns asynchronous scheduling off for it (vllm.py 0.32).
+    ahead = _switch(given, "async-scheduling", not drafted)
     eager = _switch(given, "enforce-eager", False)
     dtype = str(given.get("dtype", "auto"))
     kv_dtype = str(given.get("kv-cache-dtype", "auto"))
@@ -113,14 +120,22 @@ def resolve(
         block_size=_count(given, "block-size", 16),
         expert_parallel=_switch(given, "enable-expert-parallel", False),
         api_server_count=_count(given, "api-server-count", default_api_servers(parallel["data"], version)),
-        # n-gram look-up runs on the CPU between steps: vLLM turns asynchronous scheduling off for it (vllm.py 0.32).
-        async_scheduling=_switch(given, "async-scheduling", not drafted),
+        async_scheduling=ahead,
+        concurrent_batches=_concurrent_batches(parallel["pipeline"], shape, version, ahead=ahead),
         stream_interval=_count(given, "stream-interval", 1),
         max_cudagraph_capture_size=None if eager else _graph_limit(given, node, seqs, tokens, version),
         performance_mode=mode,
         speculative_tokens=drafted,
         quantization=str(given["quantization"]) if "quantization" in given else shape.quantization,
     )
+
+
+def _concurrent_batches(stages: int, shape: ModelShape, version: Version, *, ahead: bool) -> int:
+    """`VllmConfig.max_concurrent_batches` (0.25): the newer model runner, which dense models get there, plans one step
+    more than there are stages; the older one does so without stages only. Hybrids and experts stay with the older."""
+    hybrid = any(layer.attention.kind is AttentionKind.STATE for layer in shape.decoder)
+    newer = version >= NEWER_RUNNER_SINCE and shape.experts is None and not hybrid
+    return stages + (1 if ahead and (stages == 1 or newer) else 0)
 
 
 def parse_version(text: str | None) -> Version:

@@ -169,6 +169,8 @@ STUDIED = Coefficients(
     engine_cpu_s=1.57e-3,
     sequence_s=16.7e-6,
     uncaptured_floor_s=20.0e-3,
+    allreduce_latency_s=10e-6,
+    stage_overhead_s=0.1e-3,
     api_request_s=0.92e-3,
     api_turns=4,
     api_prompt_token_s=0.70e-6,
@@ -179,7 +181,9 @@ STUDIED = Coefficients(
 )
 """What a study of real servers begins with: fitted to the Poisson levels of five launches with one and with two API
 servers (studies/h200-llama-8b-chat, trials 0, 1, 3, 4 and 6), as our own client saw them. A request takes four turns of
-the API server's event loop: with one turn no coefficients explain both kinds of launch (docs/fidelity.md).
+the API server's event loop: with one turn no coefficients explain both kinds of launch (docs/fidelity.md). The
+latency of an all-reduce and the overhead of a stage are those of two H200s (studies/h200-blind): vLLM reduces small
+batches with a kernel of its own, at a quarter of NCCL's latency.
 
 Not the simulated engine's own: that is what searches are measured on, and what they are measured with stays the same.
 """

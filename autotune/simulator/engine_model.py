@@ -303,6 +303,7 @@ def build_replicas(
             coefficients,
             stages=settings.pipeline_parallel,
             overlapped=settings.async_scheduling,
+            limit=settings.concurrent_batches,
         )
         for size in groups
     ]

@@ -3,7 +3,7 @@
 The coefficients are in `coefficients`, with what they were fitted to.
 
 Assumed, checked by nothing but arithmetic and published orders of magnitude: everything about PCIe, about more than two
-GPUs, about pipeline stages, about mixtures of experts, MLA and quantised weights, the time that planning costs without
+GPUs, about mixtures of experts, MLA and quantised weights, the time that planning costs without
 asynchronous scheduling, and that launch times grow with the layers beyond the 32 of the fitted model. In particular
 
 * experts are hit as by chance, with `expert_skew_share` more on the busiest GPU; the weights of every expert that a

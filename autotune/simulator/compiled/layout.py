@@ -49,11 +49,13 @@ SEAT = np.dtype(
     align=True,
 )  # fmt: skip
 
-LANE = np.dtype([("tick", "i8"), ("count", "i4"), ("partial", "i4"), ("context", "i8")], align=True)
+LANE = np.dtype([("tick", "i8"), ("count", "i4"), ("partial", "i4"), ("context", "i8"), ("free_at", "f8")], align=True)
+"""`free_at`: when its last step leaves the last stage."""
 
 REPLICA = np.dtype(
     [
-        ("first_seat", "i4"), ("ranks", "i4"), ("first_arrived", "i4"), ("heat", "f8"),
+        ("first_seat", "i4"), ("ranks", "i4"), ("first_arrived", "i4"), ("flying", "i4"), ("turn", "i4"),
+        ("heat", "f8"),
         ("kv_usage_max", "f8"), ("running_max", "i8"), ("waiting_max", "i8"),
     ],
     align=True,
@@ -86,7 +88,8 @@ WHOLE = np.dtype(
     [
         # Given.
         ("closed", "?"), ("caching", "?"), ("chunked", "?"), ("stamping", "?"), ("blocks", "i8"), ("block_size", "i4"),
-        ("max_num_seqs", "i4"), ("max_tokens", "i4"), ("stages", "i4"), ("depth", "i4"), ("interval", "i4"),
+        ("max_num_seqs", "i4"), ("max_tokens", "i4"), ("stages", "i4"), ("depth", "i4"), ("limit", "i4"),
+        ("interval", "i4"),
         ("deadline", "f8"), ("planning", "f8"), ("heat_tau", "f8"), ("request_s", "f8"), ("prompt_token_s", "f8"),
         ("token_s", "f8"), ("chunk_s", "f8"), ("in_latency", "f8"), ("out_latency", "f8"), ("turns", "i4"),
         # State.

@@ -42,6 +42,7 @@ class Shape:
     ranks: int
     stages: int
     depth: int
+    limit: int
     blocks: int
     block_size: int
     max_num_seqs: int
@@ -61,6 +62,7 @@ class Shape:
             ranks=len(replicas[0].schedulers),
             stages=settings.pipeline_parallel,
             depth=replicas[0].depth,
+            limit=replicas[0].limit,
             blocks=replicas[0].schedulers[0].pool.blocks,
             block_size=settings.block_size,
             max_num_seqs=settings.max_num_seqs,
@@ -238,6 +240,7 @@ class CompiledServer:
             "max_tokens": s.max_num_batched_tokens,
             "stages": s.stages,
             "depth": s.depth,
+            "limit": s.limit,
             "interval": s.stream_interval,
             "deadline": deadline_s,
             "planning": s.planning_s,

@@ -112,39 +112,49 @@ def _launch(s: State, replica: int, now: float) -> None:
     """Plan and start every step that can start now."""
     whole, row = s.whole[0], s.replicas[replica]
     _stamp_arrivals(s, replica, now)
-    for lane in range(whole.stages):
-        while s.in_flight[replica, lane] < whole.depth and _has_work(s, replica, lane):
-            waiting = 0
-            for seat in range(row.first_seat, row.first_seat + row.ranks):
-                waiting += s.seats[seat].waiting
-            row.waiting_max = max(row.waiting_max, waiting)
-            step = (replica * whole.stages + lane) * whole.depth
-            while s.steps[step].taken:
-                step += 1
-            planned, running = False, 0
-            for rank in range(row.ranks):
-                seat = row.first_seat + rank
-                s.step_plans[step, rank] = plan_step(s, seat, lane, now)
-                planned = planned or s.step_plans[step, rank] >= 0
-            if not planned:
-                break
-            for seat in range(row.first_seat, row.first_seat + row.ranks):
-                running += s.seats[seat].running
-                row.kv_usage_max = max(row.kv_usage_max, s.seats[seat].used / whole.blocks)
-            row.running_max = max(row.running_max, running)
-            s.in_flight[replica, lane] += 1
-            s.steps[step].taken, s.steps[step].replica, s.steps[step].lane = True, replica, lane
-            push(s, _run_step(s, replica, step, now), STEP_END, step, 0)
+    idle = 0  # turns in a row that had nothing to run
+    while idle < whole.stages and row.flying < whole.limit:
+        lane = row.turn
+        row.turn = (lane + 1) % whole.stages
+        idle += 1
+        if s.in_flight[replica, lane] < whole.depth and _has_work(s, replica, lane) and _start(s, replica, lane, now):
+            idle = 0
+
+
+@compiled
+def _start(s: State, replica: int, lane: int, now: float) -> bool:
+    """Plan a step of this micro-batch and start it; whether anything could run."""
+    whole, row = s.whole[0], s.replicas[replica]
+    waiting = 0
+    for seat in range(row.first_seat, row.first_seat + row.ranks):
+        waiting += s.seats[seat].waiting
+    row.waiting_max = max(row.waiting_max, waiting)
+    step = (replica * whole.stages + lane) * whole.depth
+    while s.steps[step].taken:
+        step += 1
+    planned, running = False, 0
+    for rank in range(row.ranks):
+        seat = row.first_seat + rank
+        s.step_plans[step, rank] = plan_step(s, seat, lane, now)
+        planned = planned or s.step_plans[step, rank] >= 0
+    if not planned:
+        return False
+    for seat in range(row.first_seat, row.first_seat + row.ranks):
+        running += s.seats[seat].running
+        row.kv_usage_max = max(row.kv_usage_max, s.seats[seat].used / whole.blocks)
+    row.running_max = max(row.running_max, running)
+    s.in_flight[replica, lane] += 1
+    row.flying += 1
+    s.steps[step].taken, s.steps[step].replica, s.steps[step].lane = True, replica, lane
+    push(s, _run_step(s, replica, step, now), STEP_END, step, 0)
+    return True
 
 
 @compiled
 def _stamp_arrivals(s: State, replica: int, now: float) -> None:
     """The engine stamps a request as queued when its loop comes round to it, not when it arrives."""
-    whole, row = s.whole[0], s.replicas[replica]
-    polls = False
-    for lane in range(whole.stages):
-        polls = polls or s.in_flight[replica, lane] < whole.depth
-    if not polls:
+    row = s.replicas[replica]
+    if row.flying >= s.whole[0].limit:
         return
     position = row.first_arrived
     while position >= 0:
@@ -186,10 +196,12 @@ def _run_step(s: State, replica: int, step: int, now: float) -> float:
             slowest, slowest_s = slot, alone_s
     stage_s = slowest_s * s.noise[whole.noise_at]
     whole.noise_at += 1
-    at = now + whole.planning
+    lane = row.first_seat * whole.stages + s.steps[step].lane
+    at = max(now + whole.planning, s.lanes[lane].free_at)
     for stage in range(whole.stages):
         at = max(at, s.stage_free[replica, stage]) + stage_s
         s.stage_free[replica, stage] = at
+    s.lanes[lane].free_at = at
     plan = s.plans[slowest]
     busy = _busy_share(s.numbers, plan.decoding + plan.tokens, plan.decoding + plan.finished_prefill, stage_s)
     row.heat += (busy - row.heat) * min(1.0, stage_s / whole.heat_tau)
@@ -202,6 +214,7 @@ def _step_end(s: State, step: int, now: float) -> None:
     replica, lane = s.steps[step].replica, s.steps[step].lane
     s.steps[step].taken = False
     s.in_flight[replica, lane] -= 1
+    s.replicas[replica].flying -= 1
     ranks = s.replicas[replica].ranks
     for rank in range(ranks):
         slot = s.step_plans[step, rank]

@@ -169,6 +169,18 @@ def test_planning_between_steps_costs_every_token_without_async_scheduling() -> 
     assert np.median(serial) - np.median(overlapped) == pytest.approx(SILENT.unoverlapped_cpu_s, rel=0.05)
 
 
+def test_stages_plan_a_step_ahead_under_async_scheduling() -> None:
+    """Two requests on two stages: planning costs a token time only where no step is planned ahead."""
+    c = replace(SILENT, engine_cpu_s=3e-3)
+
+    def token_time(*, ahead: bool) -> float:
+        params = {"pipeline_parallel_size": 2, "async_scheduling": ahead}
+        level = simulation(params, node="2xH200-141GB", c=c).run(closed(2, 2), (request(0, output=60), request(1)))
+        return float(np.median(np.diff(level.records[0].token_times_s)))
+
+    assert token_time(ahead=False) - token_time(ahead=True) == pytest.approx(c.engine_cpu_s, rel=0.05)
+
+
 def test_drafting_from_random_text_gains_nothing_and_gives_up_async_scheduling() -> None:
     asked = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
     requests = tuple(request(i) for i in range(20))

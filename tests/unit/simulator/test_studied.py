@@ -16,6 +16,8 @@ from autotune.node.model_shape import load_shape
 from autotune.records import Arrivals, Config, LevelRole, LoadLevel, PlannedRequest
 from autotune.simulator.coefficients import STUDIED, Coefficients
 from autotune.simulator.engine_model import Simulation
+from autotune.simulator.measured import Repeated
+from autotune.simulator.recorded import measured_load, read_recorded
 
 STUDY = Path(__file__).parents[3] / "studies" / "h200-llama-8b-chat-2"
 NODE, SHAPE = parse_node_name("1xH200-141GB"), load_shape("meta-llama/Llama-3.1-8B")
@@ -62,3 +64,20 @@ def test_one_busy_api_server_and_two_are_explained_by_the_same_coefficients() ->
     assert one == pytest.approx(0.0, abs=0.2)
     assert two == pytest.approx(0.0, abs=0.2)
     assert abs(one) < abs(error_of_mean_ttft(ONE_SERVER, Coefficients()))
+
+
+ROWS = Path(__file__).parents[3] / "studies" / "h200-blind" / "measured.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("server", "throughput", "tpot"),
+    # The data-sheet prior: -3 and +33 %, -7 and +72 %; with stages that plan no step ahead: -14 and +94 %.
+    [("TP2", 0.05, 0.20), ("PP2", 0.05, 0.45), ("DP2", 0.05, 0.15)],
+)
+def test_two_gpus_at_a_rate_below_the_knee(server: str, throughput: float, tpot: float) -> None:
+    (row,) = (one for one in read_recorded(ROWS) if one.name == server and one.load == "mixrate")
+    load = measured_load(row, node="2xH200-141GB", model="meta-llama/Llama-3.1-8B", kv_tokens=row.kv_tokens)
+    predicted, preempted = Repeated(load).figures(STUDIED, seeds=1)
+    assert predicted.output_tok_s == pytest.approx(row.measured.output_tok_s, rel=throughput)
+    assert predicted.tpot_p50_s == pytest.approx(row.measured.tpot_p50_s, rel=tpot)
+    assert preempted == row.metrics["num_preemptions_total"] == 0

@@ -217,6 +217,8 @@ def _check_busy(text: str) -> str:
 
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+_Never = Annotated[float, Field(ge=0, le=0)]
+"""No `Literal[0]`, which takes False for it: `abandon: no` is more likely to mean something else."""
 
 
 class _StudyFile(BaseModel):
@@ -248,7 +250,7 @@ class _StudyFile(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**32)] | None = None
     load: _LoadFile | None = None
     objective: Annotated[Objective, Field(strict=False)] | None = None
-    abandon: Literal[0] | Annotated[float, Field(ge=LEAST_CONFIDENCE, le=MOST_CONFIDENCE)] | None = None
+    abandon: _Never | Annotated[float, Field(ge=LEAST_CONFIDENCE, le=MOST_CONFIDENCE)] | None = None
     slo: str | None = None
     start_deadline_s: Seconds | None = None
     stall_deadline_s: Seconds | None = None

@@ -16,7 +16,6 @@ from aiohttp import web
 from autotune.engine.redaction import redact
 from autotune.errors import AutotuneError
 from autotune.web.api import ROUTES
-from autotune.web.metrics import FigureBook, get_metrics
 from autotune.web.pages import INDEX, LOGIN, VIEWS, served
 from autotune.web.problems import Refused, refusal_of, shown_text
 from autotune.web.queue import PROGRAM
@@ -55,7 +54,7 @@ def make_app(
     service = Service(settings, clock=clock, now=now, program=program)
     app[SERVICE] = service
     for route in ROUTES:
-        app.router.add_route(route.method, route.path, _operation(service, route))
+        app.router.add_route(route.method, _digits(route.path), _operation(service, route))
     _add_pages(app, service)
     app.on_response_prepare.append(_add_headers)
 
@@ -72,6 +71,13 @@ def make_app(
     app.on_shutdown.append(end_streams)
     app.on_cleanup.append(end)
     return app
+
+
+def _digits(path: str) -> str:
+    """A number in a path is digits, so that `.../rollback` is no version."""
+    for name in ("number", "version"):
+        path = path.replace(f"{{{name}}}", f"{{{name}:[0-9]+}}")
+    return path
 
 
 def _operation(service: Service, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
@@ -93,18 +99,9 @@ def _add_pages(app: web.Application, service: Service) -> None:
     async def login(_: web.Request) -> web.StreamResponse:
         return served(service.files, LOGIN)
 
-    async def health(_: web.Request) -> web.StreamResponse:
-        return web.Response(text="ok\n", headers={"Cache-Control": "no-store"})
-
     app.router.add_get("/static/{file:.+}", static)
     app.router.add_get("/login", login)
 
-    async def metrics(request: web.Request) -> web.StreamResponse:
-        return await get_metrics(service, book, request)
-
-    book = FigureBook()
-    app.router.add_get("/healthz", health)
-    app.router.add_get("/metrics", metrics)
     for view in VIEWS:
         app.router.add_get(view, index)
 
@@ -142,8 +139,6 @@ async def _answers(request: web.Request, handler: Next) -> web.StreamResponse:
             return Refused(
                 HTTPStatus.NOT_FOUND, "not-found", f"there is nothing at {shown_text(request.path)}"
             ).response()
-        if error.status < HTTPStatus.BAD_REQUEST:
-            return error
         status = HTTPStatus(error.status)
         return Refused(status, status.phrase.lower().replace(" ", "-"), error.reason).response()
     except asyncio.CancelledError:
@@ -171,8 +166,9 @@ async def _guards(request: web.Request, handler: Next) -> web.StreamResponse:
             headers={"Retry-After": str(ceil(wait))},
         )
     api = request.path.startswith("/api/")
-    if api or request.method in STATE_CHANGING:
-        check_site(request.headers, request.headers.get("Host", ""), changes=request.method in STATE_CHANGING)
+    changes = request.method in STATE_CHANGING
+    if (api or changes) and request.match_info.http_exception is None:  # what is nowhere is told so, to anybody
+        check_site(request.headers, request.headers.get("Host", ""), changes=changes)
     if not settings.token_hashes or _is_open(request) or is_authenticated(service, request):
         return await handler(request)
     if api or request.path == "/metrics":
@@ -183,7 +179,8 @@ async def _guards(request: web.Request, handler: Next) -> web.StreamResponse:
             hint="Send `Authorization: Bearer TOKEN`, or log in at /login.",
             headers={"WWW-Authenticate": 'Bearer realm="autotune"'},
         )
-    raise web.HTTPSeeOther(f"/login?next={quote(request.path, safe='/')}")
+    place = f"/login?next={quote(request.path, safe='/')}"
+    return web.Response(status=int(HTTPStatus.SEE_OTHER), headers={"Location": place, "Cache-Control": "no-store"})
 
 
 def _is_open(request: web.Request) -> bool:

@@ -121,7 +121,7 @@ async def _body(route: Route, model: type[BaseModel], request: web.Request) -> B
             f"the body is {request.content_type}; allowed: application/json",
         )
     try:
-        found = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_constant)
+        found = json.loads(raw, object_pairs_hook=_once, parse_float=_number, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         why = "too deep" if isinstance(error, RecursionError) else str(error)
         raise Refused(HTTPStatus.BAD_REQUEST, "not-json", f"the body is not JSON: {why}") from None
@@ -138,6 +138,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("a key is there more than once")
     return found
+
+
+def _number(text: str) -> int | float:
+    """`6.0` is the integer 6 to JSON Schema, and so it is here."""
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text[:20]} is too large")
+    return int(found) if found.is_integer() else found
 
 
 def _no_constant(text: str) -> float:

@@ -25,6 +25,7 @@ from autotune.web.reader import Kept, NoDatabase, Reader
 from autotune.web.route import dumped
 from autotune.web.security import Buckets
 from autotune.web.settings import ServeSettings
+from autotune.web.study_figures import FigureBook
 from autotune.web.tokens import Sessions
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Service:
         limits = settings.limits
         self.reader = Reader(settings.places, "reader")
         self.kept = Kept()
+        self.figures = FigureBook()
         self.sessions = Sessions()
         self.calls = Buckets(rate_rps=limits.rate_rps, burst=limits.burst)
         self.logins = Buckets(rate_rps=limits.logins_per_minute / 60, burst=limits.logins_per_minute)

@@ -24,6 +24,10 @@ class Wanted(BaseModel):
 _FIELDS: dict[str, Any] = {
     name: (field.annotation, field) for name, field in _StudyFile.model_fields.items() if name not in REFUSED_FIELDS
 }
+_FIELDS["model"] = (
+    Annotated[str, Field(min_length=1, max_length=300, description="A name such as meta-llama/Llama-3.1-8B-Instruct.")],
+    ...,
+)
 NewStudy: type[BaseModel] = create_model(
     "NewStudy",
     __base__=Wanted,

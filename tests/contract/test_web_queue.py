@@ -289,7 +289,7 @@ async def test_what_the_operator_allowed_is_taken(tmp_path: Path) -> None:
 class TestPromotions:
     async def test_a_simulated_one_needs_leave(self, tmp_path: Path) -> None:
         async with serving(ServeSettings(places=studies_in(tmp_path)), program=PROGRAM) as client:
-            for path in ("promotions", "promotions/preview"):
+            for path in ("promotions", "previews"):
                 status, found = await client.post(f"{API}/{path}", {"study": STUDY, "targets": ["compose"]})
                 assert (status, found["exit_code"]) == (409, 26)
             assert client.service.queue.jobs.jobs == ()
@@ -317,7 +317,7 @@ class TestPromotions:
             body = {
                 "study": STUDY, "targets": ["vllm-config"], "trial": 1, "allow_simulated": True, "name": DEPLOYMENT,
             }  # fmt: skip
-            status, found = await client.post(f"{API}/promotions/preview", body)
+            status, found = await client.post(f"{API}/previews", body)
             _, history = await client.get(f"{API}/promotions")
         assert status == 200
         assert (found["trial"], found["current"]) == (1, f"{DEPLOYMENT}@1")

@@ -50,6 +50,9 @@ def test_gpu_hours_are_seconds_inside(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("max_gpu_hours: 2\nabandon: 0\nnotify_command: [mail, me]\nmin_gain: 0.01\n")
     values = read_study_file(tmp_path / "s.yaml")
     assert values == {"max_gpu_s": 7200.0, "abandon": 0, "notify_command": ("mail", "me"), "min_gain": 0.01}
+    (tmp_path / "s.yaml").write_text("abandon: false\n")  # not 0, whatever Python says
+    with pytest.raises(InvalidFile, match="abandon"):
+        read_study_file(tmp_path / "s.yaml")
     (tmp_path / "s.yaml").write_text("abandon: 0.5\n")
     with pytest.raises(InvalidFile, match="abandon"):
         read_study_file(tmp_path / "s.yaml")

@@ -45,7 +45,8 @@ from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
-from autotune.verification import IDENTITY_FILE, LAUNCHES, GateObserver, GateOrder, gate_seed_of, verify
+from autotune.verification import gate_seed_of, verify
+from autotune.verification_launch import IDENTITY_FILE, LAUNCHES, MOST_LAUNCHES, GateObserver, GateOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class GateRequest:
         against: what runs today; None for the study's baseline. Its figures may be left out: those of a trial of this
             study with the same config are taken.
         again: how many verifications of this pair there were before; each has other arrivals.
+        launches, most_launches: before the first look, and where more may decide what a look left open.
         slo: instead of the study's own.
         vllm_command: instead of the study's; one that took secrets on its command line has to be given again.
     """
@@ -65,6 +67,7 @@ class GateRequest:
     trial: int
     against: GateSide | None = None
     launches: int = LAUNCHES
+    most_launches: int = MOST_LAUNCHES
     windows: WindowRule = field(default_factory=WindowRule)
     again: int = 0
     slo: str | None = None
@@ -158,6 +161,7 @@ def _order(
         gpu_memory={gpu.index: gpu.memory_bytes for gpu in plan.node.gpus},
         extra_args=recipe.extra_args,
         launches=request.launches,
+        most_launches=request.most_launches,
         windows=request.windows,
         start_deadline_s=recipe.start_deadline_s,
         stall_deadline_s=recipe.stall_deadline_s,

@@ -3,114 +3,26 @@
 A (what runs today), B, B, A: what drifts evenly over the verification then cancels, and the candidate's second launch
 follows its first, which shows that it starts again. Lengths and arrivals come from a seed that no trial of the study
 had, and are the same in every launch; made-up words differ from launch to launch, as between trials.
+
+Where the launches so far leave the verdict open and more may decide it, it goes on in the same order, up to the most
+that were asked for; the chances to be wrong are shared by all looks (`promote.gate.spending`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
-from typing import Protocol
 
-from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
-from autotune.errors import InvalidOption, StorageError
+from autotune.engine.base import Engine
+from autotune.errors import InvalidOption
 from autotune.load.arrival_windows import WindowRule
-from autotune.load.workload import Workload
-from autotune.promote.gate import Evidence, judge
+from autotune.promote.gate import Evidence, Judgement, Look, Outlook, judge, looks, outlook
 from autotune.promote.gate.evidence import is_window
-from autotune.quality import PromptSet
-from autotune.records import (
-    ClockKind,
-    GateLaunch,
-    GateLevel,
-    GateRecord,
-    GateSide,
-    GateSideName,
-    LevelRole,
-    LoadLevel,
-    LoadPlan,
-    Measurement,
-    Phase,
-    Quality,
-    QualityThresholds,
-    Slo,
-    TrialResult,
-)
-from autotune.search.noise import RunNoise
-from autotune.store.codec import encode
-from autotune.trial import TrialOrder, TrialRun, run_trial
-from autotune.trial_further import LONGEST, FurtherLoad
-from autotune.trial_quality import QualityOrder
+from autotune.records import ClockKind, GateLaunch, GateLook, GateRecord, GateSide, GateSideName
+from autotune.verification_launch import GateObserver, GateOrder, launch_of
 
-LAUNCHES = 4
-MOST_LAUNCHES = 40
-RATE_FACTOR = 1.2
-FIRST_NUMBER = 1_000_000
-"""Numbers of the launches as trials: they salt prompts and seed a simulation's noise, and no trial has them."""
-
-IDENTITY_FILE = "server.json"
-"""In a launch's folder while its server runs: what a later verification reaps it by."""
-
-
-class GateObserver(Protocol):
-    """Told what happens, for people to watch; must not block."""
-
-    def launch_started(self, place: int, launches: int, side: GateSide) -> None:
-        """`place` is 1-based."""
-        ...
-
-    def phase(self, phase: Phase, detail: str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateOrder:
-    """What is to be verified, against what, and how.
-
-    Attributes:
-        gate_seed: of prompts and arrivals; `gate_seed_of` makes one that no trial had.
-        load: the study's two levels, per GPU used.
-        noise: between launches of the study.
-        directory: for raw records and logs, one folder a launch.
-        gpu_indices: physical GPUs, at least as many as either side uses; empty on a node without GPUs.
-        gpu_memory: bytes of each, by index.
-        launches: even, 2 to `MOST_LAUNCHES`.
-        rate_factor: of the level beyond the study's rate.
-        lossy: by what the candidate computes other numbers than what runs today.
-        prompts, thresholds: of the quality guard, which is asked where there is something of that.
-        studied: what the study's guard found of the candidate; None where it did not ask.
-        doubts: known before it begins.
-    """
-
-    study: str
-    study_seed: int
-    gate_seed: int
-    candidate: GateSide
-    against: GateSide
-    workload: Workload
-    load: LoadPlan
-    noise: RunNoise
-    directory: Path
-    slo: Slo | None = None
-    gpu_indices: tuple[int, ...] = ()
-    gpu_memory: Mapping[int, int] = field(default_factory=dict)
-    extra_args: tuple[str, ...] = ()
-    launches: int = LAUNCHES
-    windows: WindowRule = field(default_factory=WindowRule)
-    rate_factor: float = RATE_FACTOR
-    lossy: tuple[str, ...] = ()
-    prompts: PromptSet | None = None
-    thresholds: QualityThresholds = field(default_factory=QualityThresholds)
-    studied: Quality | None = None
-    start_deadline_s: float = 1200.0
-    stall_deadline_s: float = 600.0
-    level_deadline_s: float = 600.0
-    doubts: tuple[str, ...] = ()
+LAUNCH_LIMIT = 100
 
 
 async def verify(
@@ -133,68 +45,122 @@ async def verify(
         InvalidOption: a number of launches that makes no pairs.
         StorageError: raw records cannot be written.
     """
-    sides = order_of(order.launches)
+    sides = order_of(order.launches, order.most_launches)
+    going = _Verification(order, engine, sides)
     started = utc()
-    launches: list[GateLaunch] = []
-    windows, version, simulated = order.windows, None, engine.clock is ClockKind.VIRTUAL
-    for place, name in enumerate(sides, start=1):
-        side = order.candidate if name is GateSideName.CANDIDATE else order.against
-        observer.launch_started(place, len(sides), side)
-        run, launch = await _launch(order, engine, place, name, windows, clock=clock, observer=observer)
-        launches.append(launch)
-        version = version or (run.result.facts.vllm_version if run.result.facts else None)
-        simulated = simulated or run.result.simulated
-        if launch.failure is not None:
-            observer.note(f"launch {place} ({side.label}) failed: {launch.failure}")
+    for number, until in enumerate(going.at):
+        await going.launch(until, clock=clock, observer=observer)
+        found, ahead = going.look(number)
+        if ahead.why:
+            observer.note(ahead.why)
+        if not ahead.goes_on or going.failed:
             break
-        if windows.least != windows.most:
-            windows = WindowRule.fixed(sum(is_window(level.level.name) for level in launch.levels))
-    evidence = Evidence(
-        candidate=order.candidate,
-        against=order.against,
-        order="".join(sides),
-        launches=tuple(launches),
-        slo=order.slo,
-        noise=order.noise,
-        rate_factor=order.rate_factor,
-        lossy=order.lossy,
-        studied=order.studied,
-        simulated=simulated,
-    )
-    found = judge(evidence)
-    return GateRecord(
-        verdict=found.verdict,
-        reason=found.reason,
-        study=order.study,
-        candidate=order.candidate,
-        against=order.against,
-        engine=engine.kind,
-        clock=engine.clock,
-        simulated=simulated,
-        started_at=started,
-        ended_at=utc(),
-        order="".join(sides),
-        slo=str(order.slo) if order.slo else None,
-        study_seed=order.study_seed,
-        gate_seed=order.gate_seed,
-        vllm_version=version,
-        throughput_sd=found.throughput_sd,
-        ttft_sd=found.ttft_sd,
-        launches=tuple(launches),
-        criteria=found.criteria,
-        doubts=order.doubts,
-    )
+    return going.record(found, started_at=started, ended_at=utc())
 
 
-def order_of(launches: int) -> tuple[GateSideName, ...]:
+class _Verification:
+    """What was seen so far."""
+
+    def __init__(self, order: GateOrder, engine: Engine, sides: tuple[GateSideName, ...]) -> None:
+        self.at = looks(order.launches, order.most_launches)
+        self._order, self._engine, self._sides = order, engine, sides
+        self._launches: list[GateLaunch] = []
+        self._looks: list[GateLook] = []
+        self._windows = order.windows
+        self._version: str | None = None
+        self._simulated = engine.clock is ClockKind.VIRTUAL
+
+    @property
+    def failed(self) -> bool:
+        """Whether the last launch came to nothing."""
+        return self._launches[-1].failure is not None
+
+    async def launch(self, until: int, *, clock: Callable[[], float], observer: GateObserver) -> None:
+        """Make launches until there are so many, or one fails."""
+        order = self._order
+        for place, name in enumerate(self._sides[len(self._launches) : until], start=len(self._launches) + 1):
+            side = order.candidate if name is GateSideName.CANDIDATE else order.against
+            observer.launch_started(place, until, side)
+            run, launch = await launch_of(
+                order, self._engine, place, name, self._windows, clock=clock, observer=observer
+            )
+            self._launches.append(launch)
+            self._version = self._version or (run.result.facts.vllm_version if run.result.facts else None)
+            self._simulated = self._simulated or run.result.simulated
+            if launch.failure is not None:
+                observer.note(f"launch {place} ({side.label}) failed: {launch.failure}")
+                return
+            if self._windows.least != self._windows.most:
+                self._windows = WindowRule.fixed(sum(is_window(level.level.name) for level in launch.levels))
+
+    def look(self, number: int) -> tuple[Judgement, Outlook]:
+        """The verdict on the launches so far, and whether more may change it."""
+        order = self._order
+        evidence = Evidence(
+            candidate=order.candidate,
+            against=order.against,
+            order=self._made,
+            launches=tuple(self._launches),
+            slo=order.slo,
+            noise=order.noise,
+            rate_factor=order.rate_factor,
+            lossy=order.lossy,
+            studied=order.studied,
+            simulated=self._simulated,
+            look=Look(at=self.at, number=number),
+        )
+        found = judge(evidence)
+        ahead = outlook(evidence, found)
+        self._looks.append(GateLook(launches=len(self._launches), verdict=found.verdict, outlook=ahead.why))
+        return found, ahead
+
+    def record(self, found: Judgement, *, started_at: datetime, ended_at: datetime) -> GateRecord:
+        """Everything, with the last verdict."""
+        order, engine = self._order, self._engine
+        return GateRecord(
+            verdict=found.verdict,
+            reason=found.reason,
+            study=order.study,
+            candidate=order.candidate,
+            against=order.against,
+            engine=engine.kind,
+            clock=engine.clock,
+            simulated=self._simulated,
+            started_at=started_at,
+            ended_at=ended_at,
+            order=self._made,
+            slo=str(order.slo) if order.slo else None,
+            study_seed=order.study_seed,
+            gate_seed=order.gate_seed,
+            vllm_version=self._version,
+            throughput_sd=found.throughput_sd,
+            ttft_sd=found.ttft_sd,
+            launches=tuple(self._launches),
+            looks=tuple(self._looks),
+            criteria=found.criteria,
+            doubts=order.doubts,
+        )
+
+    @property
+    def _made(self) -> str:
+        return "".join(launch.side for launch in self._launches)
+
+
+def order_of(launches: int, most: int) -> tuple[GateSideName, ...]:
     """ABBA, as often as there are launches for it; six are ABBAAB.
 
+    Args:
+        launches: before the first look.
+        most: that may be made.
+
     Raises:
-        InvalidOption: an odd number, or one outside 2 to `MOST_LAUNCHES`.
+        InvalidOption: an odd number, or one outside 2 to `LAUNCH_LIMIT`, or fewer at most than at first.
     """
-    if launches % 2 or not 2 <= launches <= MOST_LAUNCHES:
-        raise InvalidOption("--gate-launches", launches, f"an even number from 2 to {MOST_LAUNCHES}")
-    return tuple(map(GateSideName, ("ABBA" * launches)[:launches]))
+    if launches % 2 or not 2 <= launches <= LAUNCH_LIMIT:
+        raise InvalidOption("--gate-launches", launches, f"an even number from 2 to {LAUNCH_LIMIT}")
+    if most % 2 or not launches <= most <= LAUNCH_LIMIT:
+        raise InvalidOption("--gate-most-launches", most, f"an even number from {launches} to {LAUNCH_LIMIT}")
+    return tuple(map(GateSideName, ("ABBA" * most)[:most]))
 
 
 def gate_seed_of(study_seed: int, candidate: GateSide, against: GateSide, used: frozenset[int], again: int = 0) -> int:
@@ -211,160 +177,3 @@ def gate_seed_of(study_seed: int, candidate: GateSide, against: GateSide, used: 
         if seed not in used:
             return seed
         count += 1_000
-
-
-async def _launch(
-    order: GateOrder,
-    engine: Engine,
-    place: int,
-    name: GateSideName,
-    windows: WindowRule,
-    *,
-    clock: Callable[[], float],
-    observer: GateObserver,
-) -> tuple[TrialRun, GateLaunch]:
-    side = order.candidate if name is GateSideName.CANDIDATE else order.against
-    directory = _folder(order, place, name)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{directory}: {error.strerror or error}", hint="Its folder must be writable.") from None
-    trial = TrialOrder(
-        number=FIRST_NUMBER + place,
-        launch=LaunchPlan(
-            model=side.model,
-            config=side.config,
-            gpu_indices=order.gpu_indices[: side.gpus],
-            extra_args=order.extra_args,
-            directory=directory,
-            start_deadline_s=order.start_deadline_s,
-            stall_deadline_s=order.stall_deadline_s,
-            trial=FIRST_NUMBER + place,
-        ),
-        workload=order.workload,
-        # A level that grows as it needs would be another one in each launch.
-        load=replace(order.load, ttft_most_requests_per_gpu=None),
-        gpus=side.gpus,
-        seed=order.gate_seed,
-        level_deadline_s=order.level_deadline_s,
-        slo=order.slo,
-        further=FurtherLoad(windows=windows, rate_factor=order.rate_factor),
-        quality=_quality(order, name, place),
-    )
-    recorder = _Recorder(observer, directory / IDENTITY_FILE)
-    run = await run_trial(engine, trial, clock=clock, observer=recorder)
-    recorder.stopped()
-    return run, _launch_of(order, place, name, side, directory, run)
-
-
-def _folder(order: GateOrder, place: int, name: GateSideName) -> Path:
-    return order.directory / f"launch-{place}-{name.name.lower()}"
-
-
-def _quality(order: GateOrder, name: GateSideName, place: int) -> QualityOrder | None:
-    """The candidate's answers are held against those of the first launch, which is of what runs today."""
-    if not order.lossy or order.prompts is None:
-        return None
-    return QualityOrder(
-        prompts=order.prompts,
-        thresholds=order.thresholds,
-        lossy=order.lossy if name is GateSideName.CANDIDATE else (),
-        reference=_folder(order, 1, GateSideName.AGAINST) if place > 1 else None,
-        label=order.against.label if place > 1 else None,
-    )
-
-
-def _launch_of(
-    order: GateOrder, place: int, name: GateSideName, side: GateSide, directory: Path, run: TrialRun
-) -> GateLaunch:
-    """What one launch showed."""
-    result = run.result
-    failure = _failure(result)
-    longest = next((one for one in result.measurements if one.level.name == LONGEST), None)
-    seconds = dict(result.phase_seconds)
-    ttft = result.of_role(LevelRole.TTFT)
-    totals = [order.gpu_memory[index] for index in order.gpu_indices[: side.gpus] if index in order.gpu_memory]
-    used = [
-        gpu.memory_used_max_bytes
-        for one in result.measurements
-        if one.use is not None
-        for gpu in one.use.gpus
-        if gpu.memory_used_max_bytes is not None
-    ]
-    started = Phase.WARMING in seconds
-    return GateLaunch(
-        place=place,
-        side=name,
-        directory=str(directory),
-        argv=run.argv,
-        failure=failure,
-        failure_kind=result.failure.kind if result.failure else None,
-        startup_s=(result.facts.startup_s if result.facts else None) or seconds.get(Phase.LAUNCHING),
-        stop_s=seconds.get(Phase.STOPPING),
-        stopped_cleanly=all(one.code != "gpu_not_free" for one in result.caveats) if started else None,
-        levels=tuple(_level(one, side.gpus) for one in result.measurements),
-        longest_prompt_tokens=longest.prompt_tokens if longest is not None else None,
-        longest_answered=longest.completed > 0 and not longest.failed if longest is not None else None,
-        memory_used_bytes=max(used, default=None),
-        memory_total_bytes=min(totals, default=None),
-        within_slo=tuple(limit.figure(ttft) for limit in order.slo.limits) if order.slo and ttft is not None else (),
-        quality=result.quality,
-        caveats=result.caveats,
-    )
-
-
-def _failure(result: TrialResult) -> str | None:
-    """Why a launch cannot be compared; None where it was measured to its end."""
-    if result.failure is not None:
-        line = result.failure.line or "no line of its log says why"
-        return f"{result.failure.kind}: {line}"
-    slow = next((one for one in result.caveats if one.code == "too_slow"), None)
-    return slow.text if slow is not None else None
-
-
-def _level(measured: Measurement, gpus: int) -> GateLevel:
-    closed = measured.level.role is LevelRole.THROUGHPUT
-    rate = measured.output_tok_s
-    return GateLevel(
-        level=measured.level,
-        completed=measured.completed,
-        failed=measured.failed,
-        errors=measured.errors,
-        tok_s_per_gpu=rate.times(1 / gpus) if closed and rate is not None else None,
-        ttft_p95_s=measured.ttft_s.p95 if measured.ttft_s is not None else None,
-        preemptions=measured.server.preemptions if measured.server is not None else None,
-        caveats=measured.caveats,
-    )
-
-
-class _Recorder:
-    """Shows what a launch does, and keeps its server's identity on disk while it may run."""
-
-    def __init__(self, observer: GateObserver, identity_file: Path) -> None:
-        self._observer, self._file = observer, identity_file
-        self._phase = Phase.WAITING
-
-    def phase(self, phase: Phase, elapsed_s: float) -> None:
-        del elapsed_s
-        self._phase = phase
-        self._observer.phase(phase, "")
-
-    def identity(self, identity: ServerIdentity) -> None:
-        try:
-            # Renamed, so that whoever is killed while it is written leaves no half of one.
-            beside = self._file.with_suffix(".tmp")
-            beside.write_text(json.dumps(encode(identity)), encoding="utf-8")
-            beside.replace(self._file)
-        except OSError as error:
-            raise StorageError(f"{self._file}: {error.strerror or error}") from None
-
-    def milestone(self, milestone: Milestone) -> None:
-        self._observer.phase(self._phase, milestone.name)
-
-    def level(self, level: LoadLevel) -> None:
-        self._observer.phase(self._phase, level.name)
-
-    def stopped(self) -> None:
-        """Nothing of the launch runs any more."""
-        with suppress(OSError):
-            self._file.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from autotune.engine.flags import SECRET_FLAGS
 from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
 from autotune.gate_session import GateRequest, verify_trial
 from autotune.load.arrival_windows import WindowRule
+from autotune.promote.gate.prospects import OPEN_TO_MORE
 from autotune.promote.history import Entry
 from autotune.promote.parameters import PLACE_FLAGS, without_secrets_and_place
 from autotune.promote.rendering import gate_summary
@@ -25,7 +26,8 @@ from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.store.codec import encode
 from autotune.store.places import Places
-from autotune.verification import MOST_LAUNCHES
+from autotune.verification import LAUNCH_LIMIT
+from autotune.verification_launch import MOST_LAUNCHES
 from autotune.yaml_input import existing_file, read_yaml
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ class GateAsked:
 
     Attributes:
         against: `current`, `baseline` or a file; None for what runs today, else the baseline.
+        most_launches: None for the usual ones, or `launches` where those are more.
         windows: of arrivals in each launch; None for as many as the first launch asks for.
     """
 
     skip: bool
     against: str | None
     launches: int
+    most_launches: int | None
     windows: int | None
     slo: str | None
     vllm_command: str | None
@@ -66,11 +70,13 @@ def verified(
     if asked.skip:
         return GateRecord.skipped(view.name, _candidate(view, trial), why="--skip-gate was given", at=datetime.now(UTC))
     folder = places.folder(view.name).path
+    most = max(MOST_LAUNCHES, asked.launches) if asked.most_launches is None else asked.most_launches
     request = GateRequest(
         study=view.name,
         trial=trial.number,
         against=against_side(asked.against, store, current, view.model),
         launches=asked.launches,
+        most_launches=most,
         windows=WindowRule() if asked.windows is None else WindowRule.fixed(asked.windows),
         again=len(list(folder.glob(f"gate-{trial.number:04d}-*"))),
         slo=asked.slo,
@@ -91,15 +97,20 @@ def verified(
         )
     raise GateInconclusive(
         f"the gate could not decide, and nothing was rendered: {record.reason}",
-        hint=f"{_more(asked.launches)}{where}",
+        hint=f"{_more(record, most)}{where}",
     )
 
 
-def _more(launches: int) -> str:
+def _more(record: GateRecord, most: int) -> str:
     """What may decide where so many launches did not."""
-    if launches >= MOST_LAUNCHES:
-        return "There are no more launches to be had: what is not seen by so many is hardly there."
-    return f"More launches may tell: --gate-launches {min(2 * launches, MOST_LAUNCHES)}."
+    if any(launch.failure is not None for launch in record.launches):
+        return "A launch came to nothing, which ends the gate: try again once its reason is gone."
+    if not {one.name for one in record.undecided} <= OPEN_TO_MORE:
+        return "More launches would not tell: see what is undecided."
+    said = f"{record.looks[-1].outlook}. " if record.looks and record.looks[-1].outlook else ""
+    if most >= LAUNCH_LIMIT:
+        return f"{said}There are no more launches to be had: what is not seen by so many is hardly there."
+    return f"{said}More launches may tell: --gate-most-launches {min(2 * most, LAUNCH_LIMIT)}."
 
 
 def _candidate(view: StudyView, trial: Trial) -> GateSide:
@@ -209,7 +220,7 @@ class _Teller:
         typer.echo(f"gate: launch {place} of {launches}, {printable(side.label)}", err=True)
 
     def phase(self, phase: Phase, detail: str) -> None:
-        """Not shown: four launches of minutes each are told apart by their first line."""
+        """Not shown: launches of minutes each are told apart by their first line."""
 
     def note(self, text: str) -> None:
         typer.echo(f"gate: {printable(text)}", err=True)

@@ -56,7 +56,17 @@ def promote(
             "under this name, else the baseline."
         ),
     ] = None,
-    gate_launches: Annotated[int, typer.Option(help="Launches of the gate, an even number.", min=2, max=40)] = 4,
+    gate_launches: Annotated[
+        int, typer.Option(help="Launches of the gate before its first verdict, an even number.", min=2, max=100)
+    ] = 4,
+    gate_most_launches: Annotated[
+        int | None,
+        typer.Option(
+            help="The gate goes on to so many where more launches may decide it; an even number, default 24.",
+            min=2,
+            max=100,
+        ),
+    ] = None,
     gate_windows: Annotated[
         int | None,
         typer.Option(
@@ -137,6 +147,7 @@ def promote(
             skip=skip_gate,
             against=against,
             launches=gate_launches,
+            most_launches=gate_most_launches,
             windows=gate_windows,
             slo=slo,
             vllm_command=vllm_command,

@@ -155,12 +155,27 @@ class GateLaunch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GateLook:
+    """One of the times at which a verification was judged.
+
+    Attributes:
+        launches: made by then.
+        outlook: why it went on or why it did not; empty where the verdict needed no more.
+    """
+
+    launches: int
+    verdict: GateVerdict
+    outlook: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateRecord:
     """A verification from its first launch to its verdict; immutable.
 
     Attributes:
         reason: the verdict in one sentence; for SKIPPED, why nobody looked.
-        order: e.g. `ABBA`; empty when it was skipped.
+        order: of the launches that were made, e.g. `ABBA`; empty when it was skipped.
+        looks: when it was judged, the last time for the verdict; empty in records of before it could go on.
         slo: as text; None where none was asked.
         study_seed, gate_seed: the gate's prompts and arrivals come from the second, which no trial of the study had.
         clock: virtual for figures of the simulated engine, else wall.
@@ -188,6 +203,7 @@ class GateRecord:
     throughput_sd: float | None = None
     ttft_sd: float | None = None
     launches: tuple[GateLaunch, ...] = ()
+    looks: tuple[GateLook, ...] = ()
     criteria: tuple[GateCriterion, ...] = ()
     doubts: tuple[str, ...] = ()
 

@@ -107,9 +107,9 @@ def test_a_candidate_that_does_not_pass_is_not_rendered(studied: Path) -> None:
     kept = json.loads((studied / "studies" / "s" / "gate-0001-1" / "gate.json").read_text())
     assert (kept["verdict"], kept["order"], kept["against"]["label"]) == ("fail", "AB", "the baseline")
     # Trial 1 and the baseline differ by nothing that two launches could show.
-    unsure = run(studied, *GATED, "--gate-launches", "2")
+    unsure = run(studied, *GATED, "--gate-launches", "2", "--gate-most-launches", "2")
     assert unsure.code == ExitCode.GATE_INCONCLUSIVE
-    assert "--gate-launches 4" in unsure.err
+    assert "--gate-most-launches 4" in unsure.err
     assert not (studied / "gated").exists()
     assert run(studied, "promotions", "gated").code == ExitCode.UNKNOWN_PROMOTION
 

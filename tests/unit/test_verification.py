@@ -33,7 +33,8 @@ from autotune.records import (
 from autotune.search.noise import RunNoise
 from autotune.store.codec import decode, encode
 from autotune.trial_further import Drive, FurtherLoad, drive_further
-from autotune.verification import FIRST_NUMBER, GateOrder, gate_seed_of, order_of, verify
+from autotune.verification import gate_seed_of, order_of, verify
+from autotune.verification_launch import FIRST_NUMBER, GateOrder
 
 OLD, NEW = Config.of({"max-num-seqs": 64}), Config.of({"max-num-seqs": 128})
 NOW = datetime(2026, 11, 30, 8, 0, tzinfo=UTC)
@@ -167,10 +168,29 @@ def test_noisy_windows_make_more_of_them_and_the_longest_request_comes_last():
     assert (request.prompt_tokens, request.output_tokens) == (1000 - 16 - 16, 16)
 
 
-def test_no_difference_is_inconclusive(tmp_path):
-    found, _, _ = run(tmp_path, lambda *_: healthy())
+def test_no_difference_is_inconclusive_and_is_not_gone_on_with_for_ever(tmp_path):
+    found, _, _ = run(tmp_path, lambda *_: healthy(), noise=RunNoise(throughput_sd=0.01, ttft_sd=0.1, repeats=0))
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert [one.name for one in found.undecided] == ["gain"]
+    # 24 launches are allowed; without any difference it is soon clear that they would show none.
+    assert [one.launches for one in found.looks] == [4]
+    assert "would hardly show" in found.looks[-1].outlook
+
+
+def test_what_four_launches_leave_open_is_gone_on_with_in_the_same_order(tmp_path):
+    def script(config, earlier):
+        # Launches of one config differ by half, and the candidate waits a third less.
+        unlike = (1.0, 1.5, 1.2, 1.3, 1.0, 1.4)[earlier % 6]
+        return healthy(ttft_s=(0.066 if config == NEW else 0.1) * unlike)
+
+    found, engine, watcher = run(tmp_path, script)
+    assert [one.verdict for one in found.looks] == [GateVerdict.INCONCLUSIVE, GateVerdict.PASSED]
+    assert (found.order, len(engine.launched)) == ("ABBAABBA", 8)
+    assert [watcher.launches[at][:2] for at in (3, 4)] == [(4, 4), (5, 8)]
+    assert watcher.notes == ["undecided after 4 launches (about 22 launches would show it); going on to 8"]
+    capped, engine, _ = run(tmp_path / "capped", script, most_launches=4)
+    assert (capped.verdict, len(engine.launched)) == (GateVerdict.INCONCLUSIVE, 4)
+    assert capped.looks[0].outlook.startswith("4 launches were not enough")
 
 
 def test_a_candidate_that_does_not_start_fails_without_further_launches(tmp_path):
@@ -217,12 +237,12 @@ def test_requests_that_fail_beyond_the_rate_fail_it(tmp_path):
 
 
 def test_launches_alternate_in_pairs():
-    assert "".join(order_of(4)) == "ABBA"
-    assert "".join(order_of(6)) == "ABBAAB"
-    assert order_of(8).count("A") == 4
-    for wrong in (0, 3, 42):
+    assert "".join(order_of(4, 4)) == "ABBA"
+    assert "".join(order_of(4, 6)) == "ABBAAB"
+    assert order_of(4, 8).count("A") == 4
+    for launches, most in ((0, 4), (3, 4), (102, 102), (8, 4), (4, 7), (4, 102)):
         with pytest.raises(InvalidOption, match="even number"):
-            order_of(wrong)
+            order_of(launches, most)
 
 
 def test_a_gates_seed_is_its_questions_and_none_of_the_studys():

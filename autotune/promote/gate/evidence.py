@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autotune.promote.gate.spending import ONLY, Look
 from autotune.promote.gate.spread import Known, Launch
 from autotune.records import Estimate, GateLaunch, GateLevel, GateSide, GateSideName, Quality, Slo
 from autotune.search.noise import ASSUMED_THROUGHPUT_SD, ASSUMED_TTFT_SD, PRIOR_WEIGHT, RunNoise
@@ -26,6 +27,7 @@ class Evidence:
         noise: between launches of the study, its repeats and the assumption pooled.
         lossy: parameters by which the candidate computes other numbers than the one it is held against.
         studied: what the study's quality guard found of the candidate; None where it did not ask.
+        look: which one of how many looks this is.
     """
 
     candidate: GateSide
@@ -38,6 +40,7 @@ class Evidence:
     lossy: tuple[str, ...] = ()
     studied: Quality | None = None
     simulated: bool = False
+    look: Look = ONLY
 
     @property
     def same_config(self) -> bool:

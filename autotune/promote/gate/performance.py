@@ -1,10 +1,12 @@
 """What the launches say of the candidate's figures: SLO, claims, gain, and the load beyond the study's. Pure.
 
 A *gain* has to be shown: without one there is no reason to touch production. It may be in throughput or in p95 TTFT,
-and the chance to see one that is not there is shared: 1 % for throughput, whose noise is small, 2 % for TTFT. As the
+and the chance to see one that is not there is shared between them (`THROUGHPUT_GAIN_ALPHA`, `TTFT_GAIN_ALPHA`). As the
 noise itself is estimated, it becomes up to 5 % where half of it lies between launches (benchmarks/gate.py).
 A *claim* holds unless the launches show less: beyond a one-sided 99 % interval that has the claim's own uncertainty in
 it. A *limit* of the SLO holds when the upper end of the 95 % interval is within it.
+
+All these chances are those of the whole verification: each look has its part (`spending`).
 """
 
 from __future__ import annotations
@@ -12,9 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 from autotune.promote.gate.evidence import OVERLOAD, Evidence
+from autotune.promote.gate.spending import Look
 from autotune.promote.gate.spread import Z95_P, Known, Launch, Shift, Spread, shift_of, spread_of
 from autotune.records import (
     CriterionState,
@@ -27,11 +30,11 @@ from autotune.records import (
 )
 from autotune.search.noise import mean_variance
 
-THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.01, 0.02
-THROUGHPUT_SEEN_ALPHA = 0.04
+THROUGHPUT_GAIN_ALPHA, TTFT_GAIN_ALPHA = 0.015, 0.025
+THROUGHPUT_SEEN_ALPHA = 0.06
 """Its assumption is at the upper end of what is known of launches, so that the pooled test alone is nearly enough."""
 
-WORSE_ALPHA = 0.01
+WORSE_ALPHA, WORSE_SEEN_ALPHA = 0.01, 0.02
 _Z95 = 1.959964
 
 _HELD, _BROKEN = CriterionState.HELD, CriterionState.BROKEN
@@ -44,55 +47,88 @@ class Axis:
 
     Attributes:
         sign: 1 where more is better, -1 where less is.
+        gain_alpha, seen_alpha: to show a gain that is not there, at any look; the latter by what was seen alone.
         shift: None without launches of both sides that have the figure.
+        look: of how many looks this is which.
     """
 
     name: str
     unit: str
     sign: int
     gain_alpha: float
+    seen_alpha: float
     launches: tuple[Launch, ...]
     spread: Spread | None
     shift: Shift | None
-
-    @classmethod
-    def of(cls, name: str, unit: str, sign: int, alpha: float, launches: tuple[Launch, ...], known: Known) -> Axis:
-        """From the launches that have the figure."""
-        spread = spread_of(launches, known) if launches else None
-        return cls(
-            name=name,
-            unit=unit,
-            sign=sign,
-            gain_alpha=alpha,
-            launches=launches,
-            spread=spread,
-            shift=shift_of(launches, spread) if spread is not None else None,
-        )
+    look: Look
 
     @property
     def gained(self) -> bool:
         """Whether a gain is shown."""
-        if self.shift is None:
-            return False
-        if self.sign > 0:
-            return self.shift.low(self.gain_alpha, seen_alpha=THROUGHPUT_SEEN_ALPHA) > 0
-        return self.shift.high(self.gain_alpha) < 0
+        return self.shift is not None and self.sign * self.shift.log > self.needed(self.look)
+
+    def needed(self, look: Look, spread: Spread | None = None, share: float | None = None) -> float:
+        """How large a gain has to be seen at a look.
+
+        Args:
+            spread, share: instead of those of the launches so far.
+        """
+        assert self.shift is not None  # who asks has launches of both sides
+        return (spread or self.shift.spread).half_width(
+            self.shift.share if share is None else share,
+            look.level(self.gain_alpha),
+            seen_alpha=look.level(self.seen_alpha),
+        )
 
     def worse(self, shift: Shift, than: float = 0.0, extra: float = 0.0) -> bool:
         """Whether a shift is shown to be worse than `than` (a logarithm)."""
-        if self.sign > 0:
-            return shift.high(WORSE_ALPHA, extra) < than
-        return shift.low(WORSE_ALPHA, extra) > than
+        return self.sign * (than - shift.log) > self.worse_half(shift, extra)
+
+    def worse_half(self, shift: Shift, extra: float = 0.0) -> float:
+        """By how much worse would have shown."""
+        level = self.look.level(WORSE_ALPHA)
+        return shift.spread.half_width(shift.share, level, extra, seen_alpha=self.look.level(WORSE_SEEN_ALPHA))
 
 
 def throughput_axis(e: Evidence) -> Axis:
     """Output tokens/s per GPU used."""
-    return Axis.of("output tokens/s per GPU", "tok/s", 1, THROUGHPUT_GAIN_ALPHA, e.throughput, e.known_throughput)
+    spread, shift = _shifted(e.throughput, e.known_throughput)
+    return Axis(
+        name="output tokens/s per GPU",
+        unit="tok/s",
+        sign=1,
+        gain_alpha=THROUGHPUT_GAIN_ALPHA,
+        seen_alpha=THROUGHPUT_SEEN_ALPHA,
+        launches=e.throughput,
+        spread=spread,
+        shift=shift,
+        look=e.look,
+    )
 
 
 def ttft_axis(e: Evidence) -> Axis:
     """p95 TTFT at the study's rate."""
-    return Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.ttft, e.known_ttft)
+    return _ttft_axis(e, e.ttft, e.known_ttft)
+
+
+def _ttft_axis(e: Evidence, launches: tuple[Launch, ...], known: Known) -> Axis:
+    spread, shift = _shifted(launches, known)
+    return Axis(
+        name="p95 TTFT",
+        unit="s",
+        sign=-1,
+        gain_alpha=TTFT_GAIN_ALPHA,
+        seen_alpha=TTFT_GAIN_ALPHA,
+        launches=launches,
+        spread=spread,
+        shift=shift,
+        look=e.look,
+    )
+
+
+def _shifted(launches: tuple[Launch, ...], known: Known) -> tuple[Spread | None, Shift | None]:
+    spread = spread_of(launches, known) if launches else None
+    return spread, shift_of(launches, spread) if spread is not None else None
 
 
 def gain(e: Evidence, axes: Sequence[Axis]) -> GateCriterion:
@@ -143,7 +179,7 @@ def as_claimed(e: Evidence, axis: Axis, name: str) -> GateCriterion:
     if axis.shift is None:
         return GateCriterion(name=name, asked=asked, state=_UNDECIDED, found="too few launches were measured")
     shift = axis.shift
-    shown = math.expm1(shift.spread.half_width(shift.share, WORSE_ALPHA, extra))
+    shown = math.expm1(axis.worse_half(shift, extra))
     return GateCriterion(
         name=name,
         asked=asked,
@@ -173,7 +209,7 @@ def _absolute(axis: Axis, name: str, claim: Estimate) -> GateCriterion:
         asked=asked,
         state=_BROKEN if axis.worse(mean, math.log(claim.value), extra) else _HELD,
         found=f"{math.exp(mean.log):,.4g} {axis.unit}; by "
-        f"{math.expm1(mean.spread.half_width(mean.share, WORSE_ALPHA, extra)):.1%} worse than that would have shown",
+        f"{math.expm1(axis.worse_half(mean, extra)):.1%} worse than that would have shown",
         figures=(GateFigure(name=axis.name, unit=axis.unit, estimate=mean.ratio, bound=claim.value),),
     )
 
@@ -213,7 +249,7 @@ def overload(e: Evidence, ttft: Axis, claimed_ttft: float) -> GateCriterion:
     within = (ttft.spread.within_sd or 0.0) if ttft.spread is not None else 0.0
     known = e.known_ttft
     known = replace(known, assumed=max(known.assumed, within**2 + known.assumed_between))
-    axis = Axis.of("p95 TTFT", "s", -1, TTFT_GAIN_ALPHA, e.overload, known)
+    axis = _ttft_axis(e, e.overload, known)
     if not driven or (axis.shift is None and not failed):
         return GateCriterion(name="overload", asked=asked, state=_UNDECIDED, found="too few launches were measured")
     worse = axis.shift is not None and axis.worse(axis.shift, max(0.0, claimed_ttft))
@@ -251,9 +287,10 @@ def _limited(e: Evidence, ttft: Axis, place: int, limit: Limit) -> Estimate | No
     own = [one for one in ttft.launches if one.side is GateSideName.CANDIDATE]
     if limit.metric is SloMetric.TTFT_P95 and own and ttft.spread is not None:
         mean = fmean(one.mean for one in own)
-        half = ttft.spread.half_width(1 / len(own), 1 - Z95_P, _arrivals(ttft))
+        half = ttft.spread.half_width(1 / len(own), e.look.level(1 - Z95_P), _arrivals(ttft))
         return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
     launches = [one for one in e.of(GateSideName.CANDIDATE) if one.failure is None]
+    level = e.look.level(1 - Z95_P)
     found = [one.within_slo[place] for one in launches if place < len(one.within_slo)]
     told = [one for one in found if one is not None]
     if not told or len(told) < len(launches):
@@ -261,7 +298,7 @@ def _limited(e: Evidence, ttft: Axis, place: int, limit: Limit) -> Estimate | No
     if not limit.metric.is_time:
         return Estimate(value=max(one.value for one in told))
     mean = fmean(math.log(one.value) for one in told)
-    half = _Z95 * math.sqrt(mean_variance(told, e.noise.ttft_sd))
+    half = NormalDist().inv_cdf(1 - level) * math.sqrt(mean_variance(told, e.noise.ttft_sd))
     return Estimate(value=math.exp(mean), low=math.exp(mean - half), high=math.exp(mean + half))
 
 

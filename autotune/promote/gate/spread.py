@@ -29,7 +29,6 @@ from autotune.records import Estimate, GateSideName
 from autotune.search.noise import PRIOR_WEIGHT
 
 Z95_P = 0.975
-SEEN_ALPHA = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ class Spread:
     within_sd: float | None = None
     window_sd: float | None = None
 
-    def half_width(self, share: float, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
+    def half_width(self, share: float, alpha: float, extra: float = 0.0, seen_alpha: float = 0.0) -> float:
         """Half an interval of a sum or difference of launch means.
 
         Args:
@@ -104,13 +103,13 @@ class Shift:
     share: float
     spread: Spread
 
-    def low(self, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
+    def low(self, alpha: float) -> float:
         """Below this with probability `alpha` at most."""
-        return self.log - self.spread.half_width(self.share, alpha, extra, seen_alpha)
+        return self.log - self.spread.half_width(self.share, alpha)
 
-    def high(self, alpha: float, extra: float = 0.0, seen_alpha: float = SEEN_ALPHA) -> float:
+    def high(self, alpha: float) -> float:
         """Above this with probability `alpha` at most."""
-        return self.log + self.spread.half_width(self.share, alpha, extra, seen_alpha)
+        return self.log + self.spread.half_width(self.share, alpha)
 
     @property
     def ratio(self) -> Estimate:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from autotune.load.arrival_windows import WindowRule
-from autotune.promote.gate import judge
+from autotune.promote.gate import Look
 from autotune.records import GateSideName, GateVerdict
-from benchmarks.gate import SAME, TRUTHS, Noise, Truth, measured, pair, table
+from benchmarks.gate import SAME, TRUTHS, Noise, Pair, Truth, cell, noises, table, verdicts_of
 
 RULE = WindowRule.fixed(3)
 QUIET = Noise(throughput=1e-6, ttft=1e-6, between=0.5)
@@ -26,7 +26,7 @@ QUIET = Noise(throughput=1e-6, ttft=1e-6, between=0.5)
 )
 def test_without_noise_the_verdict_is_the_truth(truth: Truth, verdict: GateVerdict) -> None:
     # 5 % less is shown even by the assumed noise of 1 %; what is the same shows nothing.
-    assert judge(pair(np.random.default_rng(1), QUIET, truth, 4, RULE)).verdict is verdict
+    assert verdicts_of(Pair(np.random.default_rng(1), QUIET, truth, 4, RULE), (4,)) == [verdict]
 
 
 def test_a_pair_has_the_noise_that_was_asked_for() -> None:
@@ -34,7 +34,7 @@ def test_a_pair_has_the_noise_that_was_asked_for() -> None:
     rng = np.random.default_rng(2)
     means, residuals = [], []
     for _ in range(300):
-        evidence = pair(rng, noise, SAME, 4, WindowRule.fixed(8))
+        evidence = Pair(rng, noise, SAME, 4, WindowRule.fixed(8)).evidence(Look(at=(4,)))
         rows = np.array([one.windows for one in evidence.ttft if one.side is GateSideName.AGAINST])
         means.append(np.diff(rows.mean(axis=1)).item())
         residuals.append(np.diff(rows - rows.mean(axis=1, keepdims=True), axis=0).std())
@@ -44,10 +44,21 @@ def test_a_pair_has_the_noise_that_was_asked_for() -> None:
 
 
 def test_the_table_tells_every_kind_of_noise_and_the_goals() -> None:
-    cells = measured(pairs=1, launches=4, rule=RULE, seed=0)
-    assert len(cells) == 30
-    assert all(sum(told.values()) == 1.0 for cell in cells for told in cell["verdicts"].values())
-    assert {cell["windows"] for cell in cells} == {3.0}
-    lines = list(table(cells, 4, 1))
-    assert len([line for line in lines if line.startswith("  0.5%") or line.startswith(" 0.5%")]) == 15
+    cells = [cell(noise, 1, (4, 8), RULE, (0, place)) for place, noise in enumerate(noises())]
+    assert len(cells) == 36
+    assert all(sum(told.values()) == 1.0 for one in cells for told in one["verdicts"].values())
+    assert {one["windows"] for one in cells} == {3.0}
+    # 1 % in throughput is 0.85 / 0.15 = 5.67 % in TTFT: of 10 % a share of 0.321, of 30 % one of 0.036.
+    queueing = [one for one in cells if one["between_of_queueing"] and one["throughput_sd"] == 0.01]
+    assert [one["between_share"] for one in queueing] == pytest.approx([0.3211, 0.0803, 0.0357], abs=1e-4)
+    lines = list(table(cells, (4, 8), 1))
+    assert len([line for line in lines if line.startswith(" 0.5%")]) == 18
     assert any("false promotion" in line for line in lines)
+
+
+def test_the_launches_of_a_pair_are_the_same_at_every_look() -> None:
+    made = Pair(np.random.default_rng(4), Noise(throughput=0.01, ttft=0.2, between=0.25), SAME, 8, RULE)
+    late = made.evidence(Look(at=(4, 8), number=1))
+    early = made.evidence(Look(at=(4, 8)))
+    assert (late.order, early.order) == ("ABBAABBA", "ABBA")
+    assert late.launches[:4] == early.launches

@@ -13,7 +13,17 @@ import pytest
 from autotune.cli.gate import _more, _unlike, overtaken, side_of_file
 from autotune.errors import InvalidFile
 from autotune.promote import Entry, Promotion
-from autotune.records import Config, GateRecord, GateSide, GateVerdict
+from autotune.records import (
+    Config,
+    CriterionState,
+    GateCriterion,
+    GateLaunch,
+    GateLook,
+    GateRecord,
+    GateSide,
+    GateSideName,
+    GateVerdict,
+)
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SIDE = GateSide(label="trial 1", config=Config.of({}), model="m", gpus=1)
@@ -54,10 +64,17 @@ def test_secrets_and_places_of_a_file_of_flags_are_left_out(tmp_path: Path) -> N
     assert side_of_file(path, "m").config == Config.of({"max-num-seqs": 64})
 
 
-def test_no_more_launches_are_advised_than_there_may_be() -> None:
-    assert "--gate-launches 8." in _more(4)
-    assert "--gate-launches 40." in _more(30)
-    assert "--gate-launches" not in _more(40)
+def test_no_more_launches_are_advised_than_there_may_be_or_than_would_tell() -> None:
+    look = GateLook(launches=24, verdict=GateVerdict.INCONCLUSIVE, outlook="24 launches were not enough")
+    open_gain = GateCriterion(name="gain", asked="", state=CriterionState.UNDECIDED, found="")
+    record = replace(RECORD, looks=(look,), criteria=(open_gain,))
+    assert _more(record, 24) == "24 launches were not enough. More launches may tell: --gate-most-launches 48."
+    assert "--gate-most-launches 100." in _more(record, 60)
+    assert "--gate-most-launches" not in _more(record, 100)
+    silent = replace(record, criteria=(open_gain, replace(open_gain, name="memory")))
+    assert _more(silent, 24) == "More launches would not tell: see what is undecided."
+    failed = replace(record, launches=(GateLaunch(place=1, side=GateSideName.AGAINST, directory="", failure="busy"),))
+    assert "try again" in _more(failed, 24)
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "a: {b: 1}\n", "a: null\n", "1: 2\n"])

@@ -63,7 +63,6 @@ class GateRequest:
         vllm_command: instead of the study's; one that took secrets on its command line has to be given again.
     """
 
-    study: str
     trial: int
     against: GateSide | None = None
     launches: int = LAUNCHES
@@ -74,13 +73,35 @@ class GateRequest:
     vllm_command: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStudy:
+    """All that a verification wants of the store, read before its hours.
+
+    Attributes:
+        load: None where the study never found one.
+    """
+
+    study: StudyRecord
+    trials: tuple[Trial, ...]
+    load: LoadPlan | None
+
+    @classmethod
+    def of(cls, store: Store, name: str) -> KeptStudy:
+        """As it is stored now.
+
+        Raises:
+            UnknownName: no such study.
+        """
+        return cls(study=store.study(name), trials=store.trials(name), load=store.get_load_plan(name))
+
+
 def verify_trial(
-    request: GateRequest, store: Store, places: Places, here: Surroundings, observer: GateObserver
+    request: GateRequest, kept: KeptStudy, places: Places, here: Surroundings, observer: GateObserver
 ) -> GateRecord:
     """Verify a trial of a stored study on this node. Blocks for as long as the launches take; stores nothing.
 
     Raises:
-        UnknownName: no such study or trial.
+        UnknownName: no such trial.
         NotPromotable: the study has no load to drive, or its workload is not here, so nothing of it can be repeated.
         InvalidOption: a number of launches that makes no pairs, or an SLO that cannot be read.
         VllmCommandError: the server command cannot be run.
@@ -88,15 +109,13 @@ def verify_trial(
         NodeBusy: another tuner uses the GPUs, for longer than the study was to wait.
         Interrupted: Ctrl-C; the running server is stopped.
     """
-    study = store.study(request.study)
-    trials = store.trials(request.study)
+    study, trials, load = kept.study, kept.trials, kept.load
     stored = stored_plan(study, trials)
     require_own_workload(study, stored)
-    load = store.get_load_plan(request.study)
     if load is None:
         raise NotPromotable(
-            f"study {request.study!r} never found its load, so nothing of it can be driven again",
-            hint=f"`autotune show {request.study} 0` tells why its baseline was not measured.",
+            f"study {study.name!r} never found its load, so nothing of it can be driven again",
+            hint=f"`autotune show {study.name} 0` tells why its baseline was not measured.",
         )
     recipe = replace(stored.plan.recipe, extra_args=tuple(str(word) for word in study.spec.get("extra_args", ())))
     plan = replace(stored.plan, recipe=recipe, pick_rule=asked_rule(study.spec, None))
@@ -104,9 +123,11 @@ def verify_trial(
     plan = _with_command(plan, study.spec.get("command", ()), request, here)
     doubts = (*stored.doubts, *other_than_studied(plan, studied_on, here))
     slo = asked_slo(study.spec, request.slo)
-    candidate = _side(plan, trials, _trial(trials, request), slo)
+    candidate = _side(plan, trials, _trial(trials, study.name, request.trial), slo)
     against = _against(plan, trials, request, slo)
-    folder = places.folder(request.study)
+    if same_server(plan, candidate, against):
+        observer.note(f"{against.label} ends up as the same server as {candidate.label}: there is nothing to gain")
+    folder = places.folder(study.name)
     with folder.locked(LockHolder(pid=os.getpid(), started=psutil.Process().create_time())):
         _reap_left_over(folder, observer)
         seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
@@ -166,6 +187,7 @@ def _order(
         start_deadline_s=recipe.start_deadline_s,
         stall_deadline_s=recipe.stall_deadline_s,
         level_deadline_s=recipe.level_deadline_s,
+        same_server=same_server(plan, candidate, against),
         lossy=lossy_changes(candidate.config, against.config, plan.lossy | {MODEL})
         if same_model(candidate.model, against.model)
         else (f"model={candidate.model}",),
@@ -222,12 +244,10 @@ def other_than_studied(plan: StudyPlan, version: str | None, here: Surroundings)
     return tuple(doubts)
 
 
-def _trial(trials: Sequence[Trial], request: GateRequest) -> Trial:
-    found = next((trial for trial in trials if trial.number == request.trial), None)
+def _trial(trials: Sequence[Trial], study: str, number: int) -> Trial:
+    found = next((trial for trial in trials if trial.number == number), None)
     if found is None:
-        raise UnknownName(
-            "trial", str(request.trial), [str(trial.number) for trial in trials], source=f"study {request.study}"
-        )
+        raise UnknownName("trial", str(number), [str(trial.number) for trial in trials], source=f"study {study}")
     return found
 
 
@@ -236,7 +256,7 @@ def _against(plan: StudyPlan, trials: Sequence[Trial], request: GateRequest, slo
     if request.against is None:
         base = next((trial for trial in trials if trial.number == 0), None)
         if base is None:
-            raise NotPromotable(f"study {request.study!r} has no baseline yet", hint="Let it run its first trial.")
+            raise NotPromotable(f"study {plan.recipe.name!r} has no baseline yet", hint="Let it run its first trial.")
         return replace(_side(plan, trials, base, slo), label="the baseline")
     given = request.against
     twin = next(
@@ -244,7 +264,7 @@ def _against(plan: StudyPlan, trials: Sequence[Trial], request: GateRequest, slo
             trial
             for trial in trials
             if trial.measured
-            and trial.config.hash == given.config.hash
+            and plan.effective(trial.config) == plan.effective(given.config)
             and same_model(plan.model_of(trial.config), given.model)
         ),
         None,
@@ -274,6 +294,11 @@ def _side(plan: StudyPlan, trials: Sequence[Trial], trial: Trial, slo: Slo | Non
         tok_s_per_gpu=throughput,
         ttft_p95_s=ttft,
     )
+
+
+def same_server(plan: StudyPlan, one: GateSide, other: GateSide) -> bool:
+    """Whether both end up as the same server, though one may write out what the other leaves to vLLM."""
+    return same_model(one.model, other.model) and plan.effective(one.config) == plan.effective(other.config)
 
 
 def same_model(one: str, other: str) -> bool:

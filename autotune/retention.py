@@ -11,6 +11,7 @@ from which every figure can be computed again, and the server's words.
 | a cached answer of a vLLM | a study of this folder used that version, or it is the latest of its command |
 | a calibration | a study of this folder used its version of vLLM, or it is the latest of its machine and GPU |
 | compiled code | a server is using it, or used it within the limit |
+| of a verification's launches | its promotion is in the history, or its server may still run |
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from autotune.engine.flag_cache import CachedAnswer
 from autotune.errors import InvalidOption
 from autotune.records import Origin, Trial
+from autotune.store.gate_files import GateFile
 from autotune.store.raw_files import FileKind, RawFile
 from autotune.store.study_record import AttemptRecord, AttemptState
 
@@ -41,6 +43,7 @@ class Part(StrEnum):
     FLAG_CACHES = "flag-caches"
     CALIBRATIONS = "calibrations"
     COMPILE_CACHES = "compile-caches"
+    GATES = "gates"
 
 
 class Keep(StrEnum):
@@ -68,6 +71,8 @@ class StudyFacts:
     Attributes:
         running: somebody holds its lock.
         protected: trials whose evidence stays, with the reason; see `protected_trials`.
+        gate_files: of its verifications.
+        promoted_gates: folders of those that a promotion rests on.
     """
 
     name: str
@@ -75,6 +80,8 @@ class StudyFacts:
     protected: Mapping[int, Keep]
     attempts: tuple[AttemptRecord, ...]
     files: tuple[RawFile, ...]
+    gate_files: tuple[GateFile, ...] = ()
+    promoted_gates: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +130,15 @@ class RetentionPlan:
     kept: tuple[Kept, ...]
     lost: tuple[LostFigures, ...]
     shared: tuple[Shared, ...] = ()
+    gates: tuple[GateFile, ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """Of everything that would be deleted."""
         files = sum(file.size_bytes for file, _ in self.files)
         answers = sum(answer.size_bytes for answer in self.answers)
-        return files + answers + sum(one.size_bytes for one in self.shared)
+        gates = sum(file.size_bytes for file in self.gates)
+        return files + gates + answers + sum(one.size_bytes for one in self.shared)
 
 
 def parse_age(text: str) -> timedelta:
@@ -184,6 +193,7 @@ def plan_retention(
     """
     wanted, youngest = frozenset(parts), now - older_than
     files: list[tuple[RawFile, Part]] = []
+    gates: list[GateFile] = []
     stays: list[tuple[Keep, int]] = []
     for study in studies:
         attempts = {(attempt.trial, attempt.number): attempt for attempt in study.attempts}
@@ -193,6 +203,12 @@ def plan_retention(
                 files.append((file, verdict))
             else:
                 stays.append((verdict if isinstance(verdict, Keep) else Keep.NOT_CHOSEN, file.size_bytes))
+        for one in study.gate_files:
+            reason = _why_gate(one, study, youngest)
+            if reason is None and Part.GATES in wanted:
+                gates.append(one)
+            else:
+                stays.append((reason or Keep.NOT_CHOSEN, one.size_bytes))
     gone: list[CachedAnswer] = []
     used = frozenset(used_versions)
     for answer in answers:
@@ -202,14 +218,19 @@ def plan_retention(
         else:
             stays.append((reason or Keep.NOT_CHOSEN, answer.size_bytes))
     going: list[Shared] = []
-    for one in shared:
-        reason = _why_shared(one, shared, used, youngest)
-        if reason is None and one.part in wanted:
-            going.append(one)
+    for cache in shared:
+        reason = _why_shared(cache, shared, used, youngest)
+        if reason is None and cache.part in wanted:
+            going.append(cache)
         else:
-            stays.append((reason or Keep.NOT_CHOSEN, one.size_bytes))
+            stays.append((reason or Keep.NOT_CHOSEN, cache.size_bytes))
     return RetentionPlan(
-        files=tuple(files), answers=tuple(gone), kept=_summed(stays), lost=_lost(files), shared=tuple(going)
+        files=tuple(files),
+        answers=tuple(gone),
+        kept=_summed(stays),
+        lost=_lost(files),
+        shared=tuple(going),
+        gates=tuple(gates),
     )
 
 
@@ -230,6 +251,16 @@ def _judge(file: RawFile, study: StudyFacts, attempt: AttemptRecord | None, youn
     if dead:
         return Part.LEFTOVERS
     return Part.LOGS if file.kind is FileKind.LOG else Part.RAW
+
+
+def _why_gate(file: GateFile, study: StudyFacts, youngest: datetime) -> Keep | None:
+    if study.running:
+        return Keep.RUNNING
+    if file.open:
+        return Keep.OPEN
+    if file.gate in study.promoted_gates:
+        return Keep.PROMOTED
+    return Keep.RECENT if file.modified_at > youngest else None
 
 
 def _why_kept(

@@ -104,6 +104,7 @@ class _Verification:
             slo=order.slo,
             noise=order.noise,
             rate_factor=order.rate_factor,
+            same_server=order.same_server,
             lossy=order.lossy,
             studied=order.studied,
             simulated=self._simulated,

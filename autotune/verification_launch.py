@@ -73,6 +73,7 @@ class GateOrder:
         launches: before the first look; even, 2 at least.
         most_launches: where it goes on because more may decide; even, not below `launches`.
         rate_factor: of the level beyond the study's rate.
+        same_server: both sides are the same server once vLLM's defaults are filled in.
         lossy: by what the candidate computes other numbers than what runs today.
         prompts, thresholds: of the quality guard, which is asked where there is something of that.
         studied: what the study's guard found of the candidate; None where it did not ask.
@@ -96,6 +97,7 @@ class GateOrder:
     most_launches: int = MOST_LAUNCHES
     windows: WindowRule = field(default_factory=WindowRule)
     rate_factor: float = RATE_FACTOR
+    same_server: bool = False
     lossy: tuple[str, ...] = ()
     prompts: PromptSet | None = None
     thresholds: QualityThresholds = field(default_factory=QualityThresholds)

@@ -10,8 +10,8 @@ as the capacity, so launches whose throughput differs by 1 % differ by 5.7 % in 
 
 The study had two repeats, which is what it makes by default, and its claims are the truth with the noise of one launch.
 
-Beside the rates stands what they cost: launches and minutes until the verdict, on average, and the launches that a single
-look would need to find 20 % less TTFT in nine cases of ten at that noise (the textbook sample size).
+Beside the rates stands what they cost: launches and minutes until the verdict, on average, and the launches that a
+single look would need to find 20 % less TTFT in nine cases of ten at that noise (the textbook sample size).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from autotune.engine.observed import Observation
     from autotune.engine.watching import Watched
     from autotune.promote import Entry
-    from autotune.promote.drift import Checked, Finding
+    from autotune.promote.drift import Checked, Finding, Shown
 
 SCHEMA = 1
 
@@ -106,7 +106,7 @@ def _observed(base: str, watched: Watched) -> Observation:
         raise ServerUnusable(f"{base}: {error}", hint="Its log says why; check again once it runs.") from None
 
 
-def _shown(watched: Watched) -> Any:
+def _shown(watched: Watched) -> Shown:
     from autotune.engine.metrics_text import parse_metrics
     from autotune.promote.drift import Shown
 

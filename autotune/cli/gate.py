@@ -15,7 +15,7 @@ import typer
 from autotune.cli.surroundings import surroundings
 from autotune.engine.flags import SECRET_FLAGS
 from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
-from autotune.gate_session import GateRequest, verify_trial
+from autotune.gate_session import GateRequest, KeptStudy, verify_trial
 from autotune.load.arrival_windows import WindowRule
 from autotune.promote.gate.prospects import OPEN_TO_MORE
 from autotune.promote.history import Entry
@@ -58,21 +58,41 @@ class GateAsked:
     vllm_command: str | None
 
 
-def verified(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateToRun:
+    """A verification with everything that it wants of the store.
+
+    Attributes:
+        request: None where it is skipped.
+        kept: the study; None where it is skipped.
+        current: what runs today under the name.
+        held_extra, own_extra: what was after `--` in the study of what runs today, and in the candidate's.
+    """
+
+    study: str
+    candidate: GateSide
+    current: Entry | None
+    request: GateRequest | None = None
+    kept: KeptStudy | None = None
+    held_extra: tuple[str, ...] = ()
+    own_extra: tuple[str, ...] = ()
+    holds_current: bool = False
+
+
+def to_run(
     asked: GateAsked, store: Store, places: Places, view: StudyView, trial: Trial, current: Entry | None
-) -> GateRecord:
-    """The record of a verification that passed, or that was skipped.
+) -> GateToRun:
+    """What to verify.
 
     Raises:
-        GateFailed, GateInconclusive: the verdict; its record lies beside the launches.
         InvalidOption, InvalidFile: `--against` names nothing that can be launched.
     """
+    candidate = _candidate(view, trial)
     if asked.skip:
-        return GateRecord.skipped(view.name, _candidate(view, trial), why="--skip-gate was given", at=datetime.now(UTC))
+        return GateToRun(study=view.name, candidate=candidate, current=current)
     folder = places.folder(view.name).path
     most = max(MOST_LAUNCHES, asked.launches) if asked.most_launches is None else asked.most_launches
     request = GateRequest(
-        study=view.name,
         trial=trial.number,
         against=against_side(asked.against, store, current, view.model),
         launches=asked.launches,
@@ -82,9 +102,31 @@ def verified(
         slo=asked.slo,
         vllm_command=asked.vllm_command,
     )
-    record = verify_trial(request, store, places, surroundings(), _Teller())
-    if current is not None and asked.against in (None, CURRENT):
-        record = replace(record, doubts=(*record.doubts, *_unlike(store, current, record)))
+    return GateToRun(
+        study=view.name,
+        candidate=candidate,
+        current=current,
+        request=request,
+        kept=KeptStudy.of(store, view.name),
+        held_extra=extra_of(store, current.promotion.study) if current is not None else (),
+        own_extra=extra_of(store, view.name),
+        holds_current=current is not None and asked.against in (None, CURRENT),
+    )
+
+
+def verified(found: GateToRun, places: Places) -> GateRecord:
+    """The record of a verification that passed, or that was skipped.
+
+    Raises:
+        GateFailed, GateInconclusive: the verdict; its record lies beside the launches.
+    """
+    if found.request is None or found.kept is None:
+        return GateRecord.skipped(found.study, found.candidate, why="--skip-gate was given", at=datetime.now(UTC))
+    most = found.request.most_launches
+    record = verify_trial(found.request, found.kept, places, surroundings(), _Teller())
+    if found.current is not None and found.holds_current:
+        unlike = _unlike(found.current, record, held=found.held_extra, own=found.own_extra)
+        record = replace(record, doubts=(*record.doubts, *unlike))
     kept = _keep(record)
     _tell(record)
     if record.verdict is GateVerdict.PASSED:
@@ -147,15 +189,18 @@ def against_side(text: str | None, store: Store, current: Entry | None, model: s
     return side_of_file(path, model)
 
 
-def _unlike(store: Store, current: Entry, record: GateRecord) -> tuple[str, ...]:
-    """In what the launches of what runs today were not what runs today, one sentence each."""
+def _unlike(current: Entry, record: GateRecord, *, held: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
+    """In what the launches of what runs today were not what runs today, one sentence each.
+
+    Args:
+        held, own: what its study had after `--`, and what the launches had.
+    """
     promotion, doubts = current.promotion, []
     version = (record.vllm_version or "").partition("+")[0]
     if promotion.version_measured and version and version != promotion.vllm_version.partition("+")[0]:
         doubts.append(f"{current.label} runs vLLM {promotion.vllm_version}, and was launched here with {version}")
-    words = [_extra(store, study) for study in (promotion.study, record.study)]
-    if words[0] != words[1]:
-        was, now = (" ".join(found) or "nothing" for found in words)
+    if held != own:
+        was, now = (" ".join(words) or "nothing" for words in (held, own))
         doubts.append(f"{current.label} was rendered with {was} after `--`, and was launched here with {now}")
     return tuple(doubts)
 
@@ -172,7 +217,7 @@ def overtaken(gate: GateRecord, before: Entry | None, now: Entry | None) -> Gate
     return replace(gate, doubts=(*gate.doubts, doubt))
 
 
-def _extra(store: Store, study: str) -> tuple[str, ...]:
+def extra_of(store: Store, study: str) -> tuple[str, ...]:
     """What a study has after `--`, without secrets."""
     words = tuple(str(word) for word in store.study(study).spec.get("extra_args", ()))
     return without_secrets_and_place(words)[0]

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from autotune.engine.flag_cache import CachedAnswer
     from autotune.retention import Part, RetentionPlan, Shared, StudyFacts
     from autotune.store.folder import LockHolder
+    from autotune.store.gate_files import GateFile
     from autotune.store.places import Places
     from autotune.store.raw_files import RawFile
     from autotune.store.repository import Store
-    from autotune.store.study_record import StudyRecord
+    from autotune.store.study_record import PromotionRecord, StudyRecord
 
 SHOWN_LOST = 20
 
@@ -51,6 +52,10 @@ def gc(
     compile_caches: Annotated[
         bool, typer.Option("--compile-caches", help="Compiled code that no server used since.")
     ] = False,
+    gates: Annotated[
+        bool,
+        typer.Option("--gates", help="Request records and logs of verifications that no promotion rests on."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it only the list is shown.")] = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
@@ -58,9 +63,9 @@ def gc(
 ) -> None:
     """List what may be deleted of what studies left behind, and delete it with --yes.
 
-    Without any of --raw, --logs, --leftovers, --flag-caches, --calibrations and --compile-caches all are meant. Never
-    deleted: rows of the database, files of the baseline, of the front, of the pick and of promoted trials, and anything
-    of a study that is running.
+    Without any of --raw, --logs, --leftovers, --flag-caches, --calibrations, --compile-caches and --gates all are
+    meant. Never deleted: rows of the database, files of the baseline, of the front, of the pick and of promoted trials,
+    the verdicts of verifications (gate.json), and anything of a study that is running.
     """
     from autotune.cli.stores import opened
     from autotune.engine.flag_cache import cached_answers
@@ -68,7 +73,7 @@ def gc(
     from autotune.retention import Part, parse_age, plan_retention
 
     age = parse_age(older_than)
-    asked = (raw, logs, leftovers, flag_caches, calibrations, compile_caches)
+    asked = (raw, logs, leftovers, flag_caches, calibrations, compile_caches, gates)
     chosen = [part for part, wanted in zip(Part, asked, strict=True) if wanted]
     places = places_of(studies_dir, storage)
     now = datetime.now(UTC)
@@ -122,6 +127,7 @@ def _facts(store: Store, study: StudyRecord, places: Places, me: LockHolder | No
     from autotune.retention import StudyFacts, protected_trials
     from autotune.search.asked import asked_lossy, asked_rule, asked_slo
     from autotune.search.pareto import front_of, pick
+    from autotune.store.gate_files import list_gate_files
     from autotune.store.raw_files import list_raw_files
 
     trials = store.trials(study.name)
@@ -129,18 +135,30 @@ def _facts(store: Store, study: StudyRecord, places: Places, me: LockHolder | No
         trials, rule=asked_rule(study.spec, None), slo=asked_slo(study.spec, None), lossy=asked_lossy(study.spec)
     )
     files = list_raw_files(places.root, study.name)
+    gate_files = list_gate_files(places.root, study.name)
+    promotions = store.promotions(study.name)
     return StudyFacts(
         name=study.name,
-        running=bool(files) and places.folder(study.name).holder() not in (None, me),
+        running=bool(files or gate_files) and places.folder(study.name).holder() not in (None, me),
         protected=protected_trials(
             trials,
             front=front_of(trials),
             pick=None if chosen is None else chosen.number,
-            promoted=[promotion.trial for promotion in store.promotions(study.name)],
+            promoted=[promotion.trial for promotion in promotions],
         ),
         attempts=tuple(attempt for trial in trials for attempt in store.attempts(study.name, trial.number)),
         files=files,
+        gate_files=gate_files,
+        promoted_gates=frozenset(folder for promotion in promotions for folder in _gates_of(promotion)),
     )
+
+
+def _gates_of(promotion: PromotionRecord) -> Iterator[str]:
+    """The folders of the verification that a promotion rests on; none where it was skipped."""
+    gate = promotion.details.get("gate")
+    launches = gate.get("launches") if isinstance(gate, dict) else None
+    for launch in launches if isinstance(launches, list) else ():
+        yield Path(str(launch["directory"])).parent.name
 
 
 def _delete(
@@ -151,21 +169,25 @@ def _delete(
 
     from autotune.errors import StorageError, StudyBusy
     from autotune.store.folder import LockHolder
+    from autotune.store.gate_files import GateFile, delete_gate_file
     from autotune.store.raw_files import delete_raw_file
 
+    def forget(one: RawFile | GateFile) -> bool:
+        return delete_gate_file(places.root, one) if isinstance(one, GateFile) else delete_raw_file(places.root, one)
+
     me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
-    deleted: list[RawFile] = []
+    deleted: list[RawFile | GateFile] = []
     busy: list[str] = []
     errors: list[str] = []
-    for name in dict.fromkeys(file.study for file, _ in plan.files):
-        listed = {file.path for file, _ in plan.files if file.study == name}
+    for name in dict.fromkeys(file.study for file in _of_studies(plan)):
+        listed = {file.path for file in _of_studies(plan) if file.study == name}
         try:
             with places.folder(name).locked(me):
                 # Once more: a trial may have joined the front since the list was made.
-                still = plan_again(_facts(store, store.study(name), places, me)).files
-                for file in (one for one, _ in still if one.path in listed):
+                still = _of_studies(plan_again(_facts(store, store.study(name), places, me)))
+                for file in (one for one in still if one.path in listed):
                     try:
-                        deleted += [file] if delete_raw_file(places.root, file) else []
+                        deleted += [file] if forget(file) else []
                     except StorageError as error:
                         errors.append(error.message)
         except StudyBusy:
@@ -182,7 +204,11 @@ def _delete(
 
 
 def _count(plan: RetentionPlan) -> int:
-    return len(plan.files) + len(plan.answers) + len(plan.shared)
+    return len(plan.files) + len(plan.gates) + len(plan.answers) + len(plan.shared)
+
+
+def _of_studies(plan: RetentionPlan) -> tuple[RawFile | GateFile, ...]:
+    return (*(file for file, _ in plan.files), *plan.gates)
 
 
 def _shared(folder: Path) -> tuple[Shared, ...]:
@@ -262,6 +288,10 @@ def _document(plan: RetentionPlan, done: Done | None, older_than: str) -> dict[s
             {"path": file.path, "part": part, "study": file.study, "trial": file.trial, "bytes": file.size_bytes}
             for file, part in plan.files
         ],
+        "gates": [
+            {"path": file.path, "study": file.study, "trial": file.trial, "bytes": file.size_bytes}
+            for file in plan.gates
+        ],
         "flag_caches": [
             {"path": str(answer.path), "vllm_version": answer.version, "bytes": answer.size_bytes}
             for answer in plan.answers
@@ -292,6 +322,11 @@ def _print(plan: RetentionPlan, done: Done | None) -> None:
     for study, part, files in _groups(plan):
         trials = ", ".join(str(trial) for trial in sorted({file.trial for file in files}))
         add(table, study, part, trials, str(len(files)), format_bytes(sum(file.size_bytes for file in files)))
+    for name in dict.fromkeys(file.study for file in plan.gates):
+        own_files = [file for file in plan.gates if file.study == name]
+        tried = ", ".join(str(trial) for trial in sorted({file.trial for file in own_files}))
+        size = sum(file.size_bytes for file in own_files)
+        add(table, name, "gates", tried, str(len(own_files)), format_bytes(size))
     if plan.answers:
         size = sum(answer.size_bytes for answer in plan.answers)
         add(table, "-", "flag-caches", "-", str(len(plan.answers)), format_bytes(size))

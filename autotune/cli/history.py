@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
-from autotune.cli.promote import Author, GitFolder, Overwrite, Reason, commit
+from autotune.cli.promote import commit
+from autotune.cli.promote_asked import Author, GitFolder, Overwrite, Reason
 from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:

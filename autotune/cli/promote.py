@@ -6,25 +6,23 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from autotune.cli import promote_asked as asked_for
 from autotune.cli.options import DEFAULT_STUDIES, Json, SloText, Storage, StudiesDir, StudyName
 from autotune.cli.surroundings import author_of, places_of
 
 if TYPE_CHECKING:
-    from autotune.promote import Deployment, Entry, Target
-    from autotune.records import GateRecord, PickRule, Trial
+    from autotune.cli.gate import GateToRun
+    from autotune.cli.promote_asked import PromoteAsked
+    from autotune.promote import Deployment, Entry
+    from autotune.records import GateRecord, Trial
+    from autotune.report.view import StudyView
+    from autotune.store.places import Places
     from autotune.store.repository import Store
-
-Author = Annotated[str | None, typer.Option(help="Who promotes; default: AUTOTUNE_AUTHOR, else the login name.")]
-Reason = Annotated[str | None, typer.Option(help="Why, for the history and the rendered files.")]
-GitFolder = Annotated[
-    Path | None,
-    typer.Option("--git", help="Folder of a git repository that gets the files as a commit; made if need be."),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that were not rendered here.")]
+    from autotune.store.study_record import StudyRecord
 
 
 def register(app: typer.Typer) -> None:
@@ -34,116 +32,54 @@ def register(app: typer.Typer) -> None:
 
 def promote(
     study: StudyName,
-    target: Annotated[
-        str,
-        typer.Option(help="Comma-separated: vllm-config, docker, compose, kubernetes, helm, systemd, shell."),
-    ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the rendered files; default: the one of --git.")] = None,
-    trial: Annotated[int | None, typer.Option(min=0, help="Instead of the pick.")] = None,
-    pick: Annotated[str | None, typer.Option(help="Rule of the pick: knee, throughput, latency.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the deployment; default: the study's.")] = None,
+    target: asked_for.TargetNames,
+    out: asked_for.Out = None,
+    trial: asked_for.TrialNumber = None,
+    pick: asked_for.Pick = None,
+    name: asked_for.DeploymentName = None,
     slo: SloText = None,
-    skip_gate: Annotated[
-        bool,
-        typer.Option(
-            "--skip-gate", help="Render without the verification; said loudly in the history and in the files."
-        ),
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="What the gate holds it against: current, baseline, or a YAML file of flags; default: what runs today "
-            "under this name, else the baseline."
-        ),
-    ] = None,
-    gate_launches: Annotated[
-        int, typer.Option(help="Launches of the gate before its first verdict, an even number.", min=2, max=100)
-    ] = 4,
-    gate_most_launches: Annotated[
-        int | None,
-        typer.Option(
-            help="The gate goes on to so many where more launches may decide it; an even number, default 24.",
-            min=2,
-            max=100,
-        ),
-    ] = None,
-    gate_windows: Annotated[
-        int | None,
-        typer.Option(
-            help="Windows of arrivals in each launch of the gate; default: 6 to 16, as noisy as the first launch is.",
-            min=1,
-            max=200,
-        ),
-    ] = None,
-    vllm_command: Annotated[
-        str | None, typer.Option(help="Server command of the gate's launches; default: the study's.")
-    ] = None,
-    reason: Reason = None,
-    author: Author = None,
-    git: GitFolder = None,
-    port: Annotated[int, typer.Option(help="Port that the server listens on.")] = 8000,
-    bind: Annotated[str, typer.Option(help="Address that the port is published on.")] = "127.0.0.1",
-    image: Annotated[
-        str | None, typer.Option(help="Container image instead of the measured version's official one.")
-    ] = None,
-    vllm_version: Annotated[
-        str | None, typer.Option(help="Where the measured server did not tell its version.")
-    ] = None,
-    gpus: Annotated[str | None, typer.Option(help="Physical GPUs to pin, e.g. 0,1.")] = None,
-    allow_simulated: Annotated[
-        bool, typer.Option("--allow-simulated", help="Render figures that no server produced; recorded loudly.")
-    ] = False,
-    overwrite: Overwrite = False,
+    skip_gate: asked_for.SkipGate = False,
+    against: asked_for.Against = None,
+    gate_launches: asked_for.GateLaunches = 4,
+    gate_most_launches: asked_for.GateMostLaunches = None,
+    gate_windows: asked_for.GateWindows = None,
+    vllm_command: asked_for.GateCommand = None,
+    reason: asked_for.Reason = None,
+    author: asked_for.Author = None,
+    git: asked_for.GitFolder = None,
+    port: asked_for.Port = 8000,
+    bind: asked_for.Bind = "127.0.0.1",
+    image: asked_for.Image = None,
+    vllm_version: asked_for.VllmVersion = None,
+    gpus: asked_for.Gpus = None,
+    allow_simulated: asked_for.AllowSimulated = False,
+    overwrite: asked_for.Overwrite = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
     as_json: Json = False,
 ) -> None:
     """Verify the pick (or a trial), render it for production and record it in the history."""
-    from autotune.cli.gate import GateAsked, overtaken, verified
-    from autotune.cli.stores import opened
-    from autotune.promote import render
-    from autotune.promote.git_folder import check_folder
-    from autotune.promote.writing import check_files
+    from autotune.cli.gate import GateAsked
     from autotune.recipe import parse_gpus
-    from autotune.review.promoting import Rendering, chosen_number, current_entry, deployment_of
-    from autotune.review.views import view_of
+    from autotune.review.promoting import Rendering
 
-    wanted = Wanted(
-        targets=_targets(target),
-        out=_folder(out, git),
-        git=git,
-        overwrite=overwrite,
-        simulated_allowed=allow_simulated,
-    )
-    asked_for = Rendering(
-        name=name or study,
-        author=author_of(author),
-        reason=reason,
-        allow_simulated=allow_simulated,
-        port=port,
-        bind=bind,
-        image=image,
-        vllm_version=vllm_version,
-        gpu_indices=parse_gpus(gpus) if gpus else (),
-    )
-    rule = _rule(pick, trial)
-    places = places_of(studies_dir, storage)
-    with opened(places, study) as store:
-        stored = store.study(study)
-        view = view_of(store, stored, places, slo=slo, rule=rule)
-        chosen = store.trial(study, chosen_number(view, trial))
-        now = datetime.now(UTC)
-
-        def deployed(gate: GateRecord | None) -> Deployment:
-            named = trial is not None
-            return deployment_of(asked_for, stored, view, chosen, named_trial=named, created_at=now, gate=gate)
-
-        # Everything that can be refused is refused before hours of verification.
-        check_files(render(deployed(None), wanted.targets), wanted.out, deployment=name or study, overwrite=overwrite)
-        if git is not None:
-            check_folder(git)
-        current = current_entry(store, name or study)
-        asked = GateAsked(
+    asked = asked_for.PromoteAsked(
+        study=study,
+        trial=trial,
+        rule=asked_for.rule_of(pick, trial),
+        wanted=asked_for.wanted_of(target, out, git, overwrite=overwrite),
+        rendering=Rendering(
+            name=name or study,
+            author=author_of(author),
+            reason=reason,
+            allow_simulated=allow_simulated,
+            port=port,
+            bind=bind,
+            image=image,
+            vllm_version=vllm_version,
+            gpu_indices=parse_gpus(gpus) if gpus else (),
+        ),
+        gate=GateAsked(
             skip=skip_gate,
             against=against,
             launches=gate_launches,
@@ -151,40 +87,86 @@ def promote(
             windows=gate_windows,
             slo=slo,
             vllm_command=vllm_command,
-        )
-        gate = verified(asked, store, places, view, chosen, current)
-        gate = overtaken(gate, current, current_entry(store, name or study))
-        entry, paths = _record(store, chosen, deployed(gate), wanted, slo=str(view.slo) if view.slo else None)
+        ),
+    )
+    entry, paths = _promoted(asked, places_of(studies_dir, storage))
     _report(entry, paths, as_json=as_json)
 
 
+def _promoted(asked: PromoteAsked, places: Places) -> tuple[Entry, tuple[Path, ...]]:
+    """Verify, write, record. The database is open before the verification and after it, and not for its hours."""
+    from autotune.cli.gate import overtaken, verified
+    from autotune.cli.stores import opened
+    from autotune.review.promoting import current_entry
+
+    with opened(places, asked.study) as store:
+        chosen = _chosen(store, asked, places)
+    gate = verified(chosen.verification, places)
+    with opened(places, asked.study) as store:
+        gate = overtaken(gate, chosen.verification.current, current_entry(store, asked.rendering.name))
+        return _record(store, chosen, gate)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be written, and where."""
+class _Chosen:
+    """The trial that is to be promoted, with all that the study says of it."""
 
-    targets: tuple[Target, ...]
-    out: Path
-    git: Path | None
-    overwrite: bool
-    simulated_allowed: bool
+    asked: PromoteAsked
+    study: StudyRecord
+    view: StudyView
+    trial: Trial
+    at: datetime
+    verification: GateToRun
+
+    def deployed(self, gate: GateRecord) -> Deployment:
+        """What it is deployed as, with what the gate said of it."""
+        return _deployed(self.asked, self.study, self.view, self.trial, self.at, gate)
 
 
-def _record(
-    store: Store, trial: Trial, deployment: Deployment, wanted: Wanted, *, slo: str | None
-) -> tuple[Entry, tuple[Path, ...]]:
+def _deployed(
+    asked: PromoteAsked, study: StudyRecord, view: StudyView, trial: Trial, at: datetime, gate: GateRecord | None
+) -> Deployment:
+    from autotune.review.promoting import deployment_of
+
+    named = asked.trial is not None
+    return deployment_of(asked.rendering, study, view, trial, named_trial=named, created_at=at, gate=gate)
+
+
+def _chosen(store: Store, asked: PromoteAsked, places: Places) -> _Chosen:
+    """What is promoted. Everything that can be refused is refused here, before hours of verification."""
+    from autotune.cli.gate import to_run
+    from autotune.promote import render
+    from autotune.promote.git_folder import check_folder
+    from autotune.promote.writing import check_files
+    from autotune.review.promoting import chosen_number, current_entry
+    from autotune.review.views import view_of
+
+    study, wanted, name = store.study(asked.study), asked.wanted, asked.rendering.name
+    view = view_of(store, study, places, slo=asked.gate.slo, rule=asked.rule)
+    trial, at = store.trial(asked.study, chosen_number(view, asked.trial)), datetime.now(UTC)
+    files = render(_deployed(asked, study, view, trial, at, None), wanted.targets)
+    check_files(files, wanted.out, deployment=name, overwrite=wanted.overwrite)
+    if wanted.git is not None:
+        check_folder(wanted.git)
+    verification = to_run(asked.gate, store, places, view, trial, current_entry(store, name))
+    return _Chosen(asked=asked, study=study, view=view, trial=trial, at=at, verification=verification)
+
+
+def _record(store: Store, chosen: _Chosen, gate: GateRecord) -> tuple[Entry, tuple[Path, ...]]:
     """Write the files, then the promotion: what is in the history was rendered."""
     from autotune.promote import Promotion, render, serve_argv, write_files
     from autotune.review.promoting import offered_by, stored_promotion
 
+    deployment, wanted = chosen.deployed(gate), chosen.asked.wanted
     files = render(deployment, wanted.targets)
     promotion = Promotion.of(
         deployment,
         files,
         targets=wanted.targets,
         argv=serve_argv(deployment),
-        simulated_allowed=wanted.simulated_allowed,
-        slo=slo,
-        offered=offered_by(trial),
+        simulated_allowed=chosen.asked.rendering.allow_simulated,
+        slo=str(chosen.view.slo) if chosen.view.slo else None,
+        offered=offered_by(chosen.trial),
     )
     paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
     entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
@@ -225,39 +207,3 @@ def _report(entry: Entry, paths: tuple[Path, ...], *, as_json: bool) -> None:
     )
     for path in paths:
         typer.echo(f"  {path}")
-
-
-def _folder(out: Path | None, git: Path | None) -> Path:
-    from autotune.errors import InvalidOption
-
-    folder = out or git
-    if folder is None:
-        raise InvalidOption("--out", None, "a folder for the rendered files, or --git FOLDER")
-    return folder
-
-
-def _rule(text: str | None, trial: int | None) -> PickRule | None:
-    from autotune.errors import InvalidOption
-    from autotune.records import PickRule
-
-    if text is None:
-        return None
-    if trial is not None:
-        raise InvalidOption("--pick", text, "either --pick or --trial")
-    try:
-        return PickRule(text)
-    except ValueError:
-        raise InvalidOption("--pick", text, ", ".join(PickRule)) from None
-
-
-def _targets(text: str) -> tuple[Target, ...]:
-    from autotune.errors import InvalidOption
-    from autotune.promote import Target
-
-    found = []
-    for part in text.split(","):
-        try:
-            found.append(Target(part.strip()))
-        except ValueError:
-            raise InvalidOption("--target", part, ", ".join(Target)) from None
-    return tuple(found)

@@ -1,8 +1,9 @@
 """From a measured trial to something production can run: the deployment record, its targets, its history."""
 
 from autotune.promote.command import serve_argv, serve_line
+from autotune.promote.from_trial import Story, Wishes, deployment_from
 from autotune.promote.history import Entry, Offered, Promotion
-from autotune.promote.manifest import Deployment, Provenance, StudyFacts, deployment_from
+from autotune.promote.manifest import Deployment, Provenance, StudyFacts
 from autotune.promote.rendering import RenderedFile
 from autotune.promote.targets import Target, render
 from autotune.promote.writing import write_files
@@ -14,8 +15,10 @@ __all__ = [
     "Promotion",
     "Provenance",
     "RenderedFile",
+    "Story",
     "StudyFacts",
     "Target",
+    "Wishes",
     "deployment_from",
     "render",
     "serve_argv",

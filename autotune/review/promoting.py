@@ -9,7 +9,17 @@ from pathlib import Path
 from autotune import __version__
 from autotune.engine.flags import MODEL
 from autotune.errors import NotPromotable
-from autotune.promote import Deployment, Entry, Offered, Promotion, StudyFacts, deployment_from, write_files
+from autotune.promote import (
+    Deployment,
+    Entry,
+    Offered,
+    Promotion,
+    Story,
+    StudyFacts,
+    Wishes,
+    deployment_from,
+    write_files,
+)
 from autotune.promote.history import before, current_of, named
 from autotune.records import Config, GateRecord, LevelRole, Trial
 from autotune.report.view import StudyView
@@ -57,23 +67,23 @@ def deployment_of(
     Raises:
         NotPromotable: it was not measured, or only simulated without leave.
     """
-    return deployment_from(
-        _facts(study, trial.config),
-        trial,
-        name=asked.name,
+    story = Story(
         created_at=created_at,
         autotune_version=__version__,
         figures=view.joined(trial),
-        allow_simulated=asked.allow_simulated,
+        gate=gate,
+        author=asked.author,
+        reason=asked.reason or _why(view, trial, named=named_trial),
+    )
+    wishes = Wishes(
         port=asked.port,
         bind=asked.bind,
         image=asked.image,
         vllm_version=asked.vllm_version,
         gpu_indices=asked.gpu_indices,
-        gate=gate,
-        author=asked.author,
-        reason=asked.reason or _why(view, trial, named=named_trial),
+        allow_simulated=asked.allow_simulated,
     )
+    return deployment_from(_facts(study, trial.config), trial, name=asked.name, story=story, wishes=wishes)
 
 
 def chosen_number(view: StudyView, given: int | None) -> int:

@@ -34,6 +34,9 @@ _KINDS = {
     FileKind.LOG: re.compile(r"server\.log"),
     FileKind.DRAFT: re.compile(r"\.level-[A-Za-z0-9._=-]{1,200}\.jsonl\.gz\.\d{1,10}", re.ASCII),
 }
+ANSWERS_NAME = "quality.json.gz"
+"""What a server answered to the quality guard; a trial's stays with its figures."""
+
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_BELOW = _OPEN_FOLDER | os.O_NOFOLLOW
 
@@ -79,18 +82,23 @@ def list_raw_files(root: Path, study: str) -> tuple[RawFile, ...]:
         StorageError: a folder cannot be read.
     """
     found: list[RawFile] = []
-    with _folder(root, study) as descriptor:
+    with opened_folder(root, study) as descriptor:
         if descriptor is None:
             return ()
-        for name in sorted(_names(descriptor, root / study)):
+        for name in sorted(names_in(descriptor, root / study)):
             match = _FOLDER.fullmatch(name)
             if match is None:
                 continue
-            with _below(descriptor, name, root / study / name) as inner:
+            with opened_below(descriptor, name, root / study / name) as inner:
                 if inner is not None:
                     attempt = (int(match[1]), int(match[2] or 1))
                     found += [file for file in _files(inner, root, study, attempt) if file.folder == name]
     return tuple(found)
+
+
+def is_raw_file_name(name: str) -> bool:
+    """Whether a launch leaves files of this name, answers to the quality guard included."""
+    return name == ANSWERS_NAME or any(form.fullmatch(name) for form in _KINDS.values())
 
 
 def is_attempt_folder(name: str) -> bool:
@@ -114,11 +122,11 @@ def open_raw_file(root: Path, file: RawFile) -> Iterator[BinaryIO | None]:
     Raises:
         StorageError: it cannot be read.
     """
-    with _folder(root, file.study) as study:
+    with opened_folder(root, file.study) as study:
         if study is None:
             yield None
             return
-        with _below(study, file.folder, root / file.path) as folder:
+        with opened_below(study, file.folder, root / file.path) as folder:
             descriptor = None if folder is None else _opened(folder, file.name, root / file.path)
     if descriptor is None:
         yield None
@@ -148,27 +156,39 @@ def delete_raw_file(root: Path, file: RawFile) -> bool:
         StorageError: it may not be deleted, or is no regular file any more.
     """
     path = root / file.path
-    with _folder(root, file.study) as study:
+    with opened_folder(root, file.study) as study:
         if study is None:
             return False
-        with _below(study, file.folder, path.parent) as descriptor:
+        with opened_below(study, file.folder, path.parent) as descriptor:
             if descriptor is None:
                 return False
-            try:
-                if not stat.S_ISREG(os.stat(file.name, dir_fd=descriptor, follow_symlinks=False).st_mode):
-                    raise StorageError(f"{path}: is no regular file any more; left alone")
-                os.unlink(file.name, dir_fd=descriptor)
-            except FileNotFoundError:
+            if not unlinked(descriptor, file.name, path):
                 return False
-            except OSError as error:
-                raise StorageError(f"{path}: cannot be deleted: {error.strerror}") from None
-            empty = not _names(descriptor, path.parent)
+            empty = not names_in(descriptor, path.parent)
         if empty:
-            _remove_empty(study, file.folder)
+            remove_if_empty(study, file.folder)
         return True
 
 
-def _remove_empty(study: int, name: str) -> None:
+def unlinked(folder: int, name: str, path: Path) -> bool:
+    """Delete a regular file of an opened folder; False where it is gone already.
+
+    Raises:
+        StorageError: it may not be deleted, or is no regular file any more.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            raise StorageError(f"{path}: is no regular file any more; left alone")
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be deleted: {error.strerror}") from None
+    return True
+
+
+def remove_if_empty(study: int, name: str) -> None:
+    """Remove a folder of an opened one, where nothing is in it."""
     try:
         os.rmdir(name, dir_fd=study)
     except OSError:
@@ -176,7 +196,7 @@ def _remove_empty(study: int, name: str) -> None:
 
 
 @contextmanager
-def _folder(root: Path, study: str) -> Iterator[int | None]:
+def opened_folder(root: Path, study: str) -> Iterator[int | None]:
     """The study's folder, opened; None where it is none of its own below `root`."""
     if not study or study in (".", "..") or "/" in study or "\0" in study:
         yield None
@@ -189,14 +209,19 @@ def _folder(root: Path, study: str) -> Iterator[int | None]:
     except OSError as error:
         raise StorageError(f"{root}: {error.strerror}") from None
     try:
-        with _below(top, study, root / study) as descriptor:
+        with opened_below(top, study, root / study) as descriptor:
             yield descriptor
     finally:
         os.close(top)
 
 
 @contextmanager
-def _below(parent: int, name: str, path: Path) -> Iterator[int | None]:
+def opened_below(parent: int, name: str, path: Path) -> Iterator[int | None]:
+    """A folder of an opened one; None where it is none, or a link.
+
+    Raises:
+        StorageError: it may not be read.
+    """
     try:
         descriptor = os.open(name, _OPEN_BELOW, dir_fd=parent)
     except OSError as error:
@@ -210,7 +235,12 @@ def _below(parent: int, name: str, path: Path) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _names(descriptor: int, path: Path) -> list[str]:
+def names_in(descriptor: int, path: Path) -> list[str]:
+    """What an opened folder holds.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
     try:
         return os.listdir(descriptor)
     except OSError as error:
@@ -218,7 +248,7 @@ def _names(descriptor: int, path: Path) -> list[str]:
 
 
 def _files(descriptor: int, root: Path, study: str, attempt: tuple[int, int]) -> Iterator[RawFile]:
-    for name in sorted(_names(descriptor, root / study)):
+    for name in sorted(names_in(descriptor, root / study)):
         kind, match = next(
             ((kind, match) for kind, form in _KINDS.items() if (match := form.fullmatch(name))), (None, None)
         )

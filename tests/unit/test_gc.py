@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from autotune.cli.gc import gc
 from autotune.engine.compile_cache import CompileCaches, forget_cache, kept_caches
 from autotune.engine.flag_cache import cached_answers, forget_answer
 from autotune.errors import InvalidOption, StorageError, UnknownName
+from autotune.quality.answers import ANSWERS_FILE
 from autotune.records import (
     Arrivals,
     ClockKind,
@@ -398,3 +400,44 @@ def test_a_slot_that_a_server_takes_meanwhile_is_left_alone(tmp_path: Path) -> N
     assert forget_cache(found)
     assert not forget_cache(found)
     assert kept_caches(tmp_path / "none") == ()
+
+
+def gate(places: Places, name: str, *, directory: str = "launch-1-against") -> set[str]:
+    """A verification that was made long ago."""
+    folder = places.folder("chat").path / name
+    write(folder / "gate.json", 5)
+    files = ("level-ttft-2.jsonl.gz", "level-rate-plus.jsonl.gz", "server.log", ANSWERS_FILE)
+    return {str(write(folder / directory / file, 100).relative_to(places.root)) for file in files}
+
+
+def test_launches_of_verifications_go_and_their_verdicts_stay(
+    places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = gate(places, "gate-0002-1") | gate(places, "gate-0003-1", directory="launch-12-candidate")
+    promoted = gate(places, "gate-0001-2")
+    running = gate(places, "gate-0003-2")
+    write(places.folder("chat").path / "gate-0003-2" / "launch-1-against" / "server.json", 1)
+    odd = write(places.folder("chat").path / "gate-0002-1" / "launch-1-against" / "notes.txt", 1)
+    outside = write(places.root / "elsewhere" / "server.log", 1)
+    (places.folder("chat").path / "gate-0004-1").symlink_to(outside.parent)
+    record = {
+        "gate": {"launches": [{"directory": str(places.folder("chat").path / "gate-0001-2" / "launch-1-against")}]}
+    }
+    with Store.open(places.database, now=lambda: LONG_AGO) as store:
+        (before,) = store.promotions("chat")
+        store.add_promotion(replace(before, details=record))
+    listed = run(places, capsys, gates=True)
+    assert ({one["path"] for one in listed["gates"]}, listed["files"]) == (gone, [])
+    assert listed["bytes"] == 800
+    reasons = {kept["reason"]: kept["files"] for kept in listed["kept"]}
+    assert (reasons["its attempt is not finished"], reasons["of a promoted config"]) == (4, 4 + 2)
+    assert run(places, capsys, older_than="200d")["gates"] == []
+    assert set(run(places, capsys, gates=True, yes=True)["deleted"]) == gone
+    kept = {str(path.relative_to(places.root)) for path in places.root.rglob("gate-*/*/*")}
+    assert promoted | running <= kept
+    assert not gone & kept
+    assert odd.exists()
+    assert outside.exists()
+    # The record of a verification that did not pass is all there is of it.
+    assert (places.folder("chat").path / "gate-0003-1" / "gate.json").exists()
+    assert not (places.folder("chat").path / "gate-0003-1" / "launch-12-candidate").exists()

@@ -25,6 +25,7 @@ class Evidence:
 
     Attributes:
         noise: between launches of the study, its repeats and the assumption pooled.
+        same_server: whether both sides end up as the same server, though they may be written otherwise.
         lossy: parameters by which the candidate computes other numbers than the one it is held against.
         studied: what the study's quality guard found of the candidate; None where it did not ask.
         look: which one of how many looks this is.
@@ -37,6 +38,7 @@ class Evidence:
     slo: Slo | None
     noise: RunNoise
     rate_factor: float
+    same_server: bool = False
     lossy: tuple[str, ...] = ()
     studied: Quality | None = None
     simulated: bool = False
@@ -45,7 +47,8 @@ class Evidence:
     @property
     def same_config(self) -> bool:
         """Whether both sides are the same server."""
-        return self.candidate.config.hash == self.against.config.hash and self.candidate.model == self.against.model
+        written_alike = self.candidate.config.hash == self.against.config.hash
+        return self.same_server or (written_alike and self.candidate.model == self.against.model)
 
     def of(self, side: GateSideName) -> tuple[GateLaunch, ...]:
         """Launches of one side, in order."""

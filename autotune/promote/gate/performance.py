@@ -135,9 +135,7 @@ def gain(e: Evidence, axes: Sequence[Axis]) -> GateCriterion:
     """Better than what runs today in at least one of both figures."""
     asked = f"more throughput or a lower p95 TTFT than {e.against.label}, beyond the noise between launches"
     if e.same_config:
-        return GateCriterion(
-            name="gain", asked=asked, state=_NONE, found=f"{e.against.label} is this config: there is nothing to gain"
-        )
+        return GateCriterion(name="gain", asked=asked, state=_NONE, found=f"{_is_this_config(e)}: nothing to gain")
     known = [(axis, axis.shift) for axis in axes if axis.shift is not None]
     figures = tuple(
         GateFigure(
@@ -161,6 +159,18 @@ def gain(e: Evidence, axes: Sequence[Axis]) -> GateCriterion:
     return GateCriterion(
         name="gain", asked=asked, state=state, found=said or "too few launches were measured", figures=figures
     )
+
+
+def _is_this_config(e: Evidence) -> str:
+    said = f"{e.against.label} is this config"
+    written = [
+        sorted(f"{name}={value}" for name, value in one if value is not None and other.get(name) != value)
+        for one, other in ((e.against.config, e.candidate.config), (e.candidate.config, e.against.config))
+    ]
+    if not any(written):
+        return said
+    there, here = (" ".join(names) or "nothing" for names in written)
+    return f"{said} once vLLM's defaults are filled in (it says {there}, and {e.candidate.label} says {here})"
 
 
 def as_claimed(e: Evidence, axis: Axis, name: str) -> GateCriterion:

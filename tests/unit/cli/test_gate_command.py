@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.gate import _more, _unlike, overtaken, side_of_file
+from autotune.cli.gate import _more, _unlike, extra_of, overtaken, side_of_file
 from autotune.errors import InvalidFile
 from autotune.promote import Entry, Promotion
 from autotune.records import (
@@ -36,16 +36,6 @@ PROMOTED = Entry(
         files=(), argv=(), simulated=False, simulated_allowed=False,
     ),
 )  # fmt: skip
-
-
-@dataclass
-class Studies:
-    """As much of a store as is asked."""
-
-    extra: dict[str, list[str]] = field(default_factory=dict)
-
-    def study(self, name: str) -> Any:
-        return SimpleNamespace(spec={"extra_args": self.extra.get(name, [])})
 
 
 def test_a_file_of_flags_is_read_as_vllm_reads_it(tmp_path: Path) -> None:
@@ -87,11 +77,21 @@ def test_what_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
 
 def test_what_runs_today_may_have_been_launched_otherwise() -> None:
     same = replace(RECORD, vllm_version="0.31.0+cu129")
-    assert _unlike(Studies(), PROMOTED, same) == ()
+    assert _unlike(PROMOTED, same, held=(), own=()) == ()
     other = replace(RECORD, vllm_version="0.32.0")
-    version, flags = _unlike(Studies({"old": ["--trust-remote-code", "--api-key", "s3cret"]}), PROMOTED, other)
+    version, flags = _unlike(PROMOTED, other, held=("--trust-remote-code",), own=())
     assert version == "prod@2 runs vLLM 0.31.0, and was launched here with 0.32.0"
     assert flags == "prod@2 was rendered with --trust-remote-code after `--`, and was launched here with nothing"
+
+
+def test_what_a_study_had_after_its_options_is_told_without_secrets() -> None:
+    class Studies:
+        """As much of a store as is asked."""
+
+        def study(self, name: str) -> Any:
+            return SimpleNamespace(spec={"extra_args": ["--trust-remote-code", "--api-key", "s3cret"]})
+
+    assert extra_of(Studies(), "old") == ("--trust-remote-code",)
 
 
 def test_a_promotion_that_came_in_between_is_a_doubt() -> None:

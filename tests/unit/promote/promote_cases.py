@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.promote import Deployment, StudyFacts, deployment_from
+from autotune.promote import Deployment, Story, StudyFacts, Wishes, deployment_from
 from autotune.records import (
     Arrivals,
     ClockKind,
@@ -121,7 +121,9 @@ def deployment(
     facts = StudyFacts(
         name=study, model=model, workload="chat", node=node, extra_args=tuple(extra_args), command=tuple(command)
     )
-    return deployment_from(facts, of or trial(), name=name, created_at=CREATED, autotune_version="9.9.9", **options)
+    wished = {key: options.pop(key) for key in Wishes.__dataclass_fields__ if key in options}
+    story = Story(created_at=CREATED, autotune_version="9.9.9", **options)
+    return deployment_from(facts, of or trial(), name=name, story=story, wishes=Wishes(**wished))
 
 
 def gate_record(verdict: GateVerdict = GateVerdict.PASSED, *, simulated: bool = False) -> GateRecord:

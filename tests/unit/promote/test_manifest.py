@@ -6,7 +6,7 @@ from promote_cases import NODE, bash_words, deployment, measurement, trial
 
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote import StudyFacts, Target, render, serve_argv, serve_line
-from autotune.promote.manifest import measured_image, official_image
+from autotune.promote.from_trial import measured_image, official_image
 from autotune.promote.rendering import provenance_lines
 from autotune.records import Caveat, Config, LevelRole, Outcome, ServerFacts
 from autotune.search.objective import joined_figures

@@ -24,7 +24,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -209,17 +209,19 @@ class Archive:
     def verify(self) -> None:
         """Compare every entry's bytes with its hash."""
         for entry in self._manifest.entries:
-            digest = hashlib.sha256()
-            with self._packed.open(entry.name) as stream:
-                while piece := stream.read(_PIECE):
-                    digest.update(piece)
-            self._compare(entry, digest.hexdigest())
+            for _ in self._pieces(entry):
+                pass
 
     def documents(self) -> Generator[object]:
-        """Of the rows, in order."""
+        """Of the rows, in order.
+
+        Raises:
+            InvalidFile: bytes that cannot be read, or are no JSON.
+        """
         entry = next(entry for entry in self._manifest.entries if entry.name == ROWS)
         digest = hashlib.sha256()
-        with self._packed.open(ROWS) as stream:
+        # What a reader of these raises does not come in here: a generator is not where its values are used.
+        with _reading(str(self.path)), self._packed.open(ROWS) as stream:
             while line := stream.readline(MOST_LINE_BYTES + 1):
                 digest.update(line)
                 if len(line) > MOST_LINE_BYTES:
@@ -236,16 +238,26 @@ class Archive:
                 continue
             place = folder / match[1]
             place.mkdir(exist_ok=True)
-            digest = hashlib.sha256()
-            with self._packed.open(entry.name) as stream, (place / match[2]).open("xb") as out:
-                while piece := stream.read(_PIECE):
-                    digest.update(piece)
+            with (place / match[2]).open("xb") as out:
+                for piece in self._pieces(entry):
                     out.write(piece)
                 out.flush()
                 os.fsync(out.fileno())
-            self._compare(entry, digest.hexdigest())
             count += 1
         return count
+
+    def _pieces(self, entry: _Entry) -> Iterator[bytes]:
+        """An entry's bytes, compared with its hash after the last.
+
+        Raises:
+            InvalidFile: they cannot be read, or are others.
+        """
+        digest = hashlib.sha256()
+        with _reading(str(self.path)), self._packed.open(entry.name) as stream:
+            while piece := stream.read(_PIECE):
+                digest.update(piece)
+                yield piece
+        self._compare(entry, digest.hexdigest())
 
     def _compare(self, entry: _Entry, found: str) -> None:
         if found != entry.sha256:
@@ -254,35 +266,43 @@ class Archive:
 
 @contextmanager
 def open_archive(path: Path, *, most_bytes: int = MOST_BYTES) -> Iterator[Archive]:
-    """An archive whose entries and bytes are what its manifest says; what is wrong with its rows is raised inside.
+    """An archive whose entries and bytes are what its manifest says; its rows are looked at by whoever reads them.
 
     Raises:
         InvalidFile: no archive of ours: an unknown, repeated or missing entry, a name that leads elsewhere, a link, a
-            device, a folder, more bytes than allowed, a wrong size or hash, rows that cannot be read.
+            device, a folder, more bytes than allowed, a wrong size or hash.
         SchemaMismatch: written by a newer version.
-        StorageError: cannot be read.
     """
     file = str(path)
-    try:
-        if not path.is_file():
-            raise InvalidFile(file, "", "no regular file", _WHAT)
-        with zipfile.ZipFile(path) as packed:
+    with ExitStack() as opened:
+        with _reading(file):
+            if not path.is_file():
+                raise InvalidFile(file, "", "no regular file", _WHAT)
+            packed = opened.enter_context(zipfile.ZipFile(path))
             archive = Archive(path, packed, _looked_at(file, packed, most_bytes))
-            archive.verify()
-            yield archive
-    except BadDocument as error:
-        raise InvalidFile(file, f"{ROWS}, {error.place}", error.value, error.allowed) from None
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        RecursionError,
-    ) as error:  # no JSON, no values of ours
-        raise InvalidFile(file, ROWS, f"{type(error).__name__}: {error}", "rows that this version can read") from None
+        archive.verify()
+        yield archive
+
+
+@contextmanager
+def _reading(file: str) -> Iterator[None]:
+    """Around what reads an archive's bytes, and nothing else."""
+    try:
+        yield
+    except _NO_VALUES as error:
+        raise _unreadable(file, error) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError) as error:
         # RuntimeError: encrypted, or a compression or a version that Python does not know. OSError: places before the
         # file's beginning, or a file that cannot be read.
         raise InvalidFile(file, "", f"damaged or another format: {error}", _WHAT) from None
+
+
+_NO_VALUES = (ValueError, KeyError, TypeError, RecursionError)
+"""No JSON, or no values of ours."""
+
+
+def _unreadable(file: str, error: Exception) -> InvalidFile:
+    return InvalidFile(file, ROWS, f"{type(error).__name__}: {error}", "rows that this version can read")
 
 
 def _looked_at(file: str, packed: zipfile.ZipFile, most_bytes: int) -> _Manifest:
@@ -372,7 +392,7 @@ def import_study(store: Store, root: Path, archive: Archive, name: str) -> Moved
         name: checked by the caller as a study's name.
 
     Raises:
-        InvalidFile: see `open_archive`.
+        InvalidFile: rows that cannot be read, or do not fit each other.
         StorageError: the name is taken, there is no room, or something cannot be written.
     """
     target = root / name
@@ -395,7 +415,7 @@ def import_study(store: Store, root: Path, archive: Archive, name: str) -> Moved
         try:
             files = archive.unpack(staging)
             with store.writing() as session, closing(archive.documents()) as documents:
-                trials = load_study(session, name, documents, PurePosixPath(target))
+                trials = _loaded(session, name, documents, target, str(archive.path))
                 session.flush()
                 staging.rename(target)
         except BaseException:
@@ -407,6 +427,15 @@ def import_study(store: Store, root: Path, archive: Archive, name: str) -> Moved
             hint="Choose a place with room that can be written.",
         ) from error
     return Moved(study=name, trials=trials, files=files, size_bytes=archive.path.stat().st_size, path=target)
+
+
+def _loaded(session: Session, name: str, documents: Iterator[object], target: Path, file: str) -> int:
+    try:
+        return load_study(session, name, documents, PurePosixPath(target))
+    except BadDocument as error:
+        raise InvalidFile(file, f"{ROWS}, {error.place}", error.value, error.allowed) from None
+    except _NO_VALUES as error:
+        raise _unreadable(file, error) from None
 
 
 def _sweep(root: Path) -> None:

@@ -384,3 +384,9 @@ def test_other_files_are_no_archives(kind: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match=r"a\.zip"):
         imported(path, tmp_path / "there")
     assert not (tmp_path / "there").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyError("mine"), OSError("mine"), RuntimeError("mine")])
+def test_what_a_caller_raises_beside_an_open_archive_is_its_own(error: Exception, good: Path) -> None:
+    with pytest.raises(type(error), match="mine"), open_archive(good):
+        raise error

@@ -26,7 +26,7 @@ def main() -> None:
     """Run the command; its exit code is this process's."""
     result, *words = sys.argv[1:]
     from autotune import measuring
-    from autotune.cli.main import app
+    from autotune.cli.main import command_line
 
     names = vars(measuring)
     drive = names["drive"]
@@ -44,7 +44,7 @@ def main() -> None:
 
     names["drive"] = timed
     try:
-        app(["measure", *words], standalone_mode=False)
+        command_line(["measure"])(["measure", *words], standalone_mode=False)
     finally:
         document = {}
         if times:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from autotune.cli.main import app
+from autotune.cli.main import command_line
 from autotune.simulator import server_faults
 from autotune.simulator.server_args import build_parser
 
@@ -39,7 +39,7 @@ WORDS = {str: "text", int: "integer", float: "number", Path: "path", bool: ""}
 
 def render() -> str:
     """The whole page."""
-    sections = [HEAD]
+    sections, app = [HEAD], command_line()
     for command in app.registered_commands:
         if command.callback is None or command.name is None:
             raise SystemExit("a command without a name or a function cannot be documented")

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +16,14 @@ from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, Stu
 from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from autotune.records import Trial
     from autotune.report.studies import StudyRow
     from autotune.store.folder import StudyFolder
+    from autotune.store.places import Places
     from autotune.store.repository import Store
+    from autotune.store.study_record import AttemptRecord
 
 FOLLOW_POLL_S = 0.25
 STOP_POLL_S = 0.1
@@ -41,24 +44,30 @@ def status(studies_dir: StudiesDir = DEFAULT_STUDIES, storage: Storage = None, a
 def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json: bool) -> None:
     """The table of studies; `live` keeps those that run now."""
     from autotune.cli.console import output_console
-    from autotune.cli.stores import opened
     from autotune.report.grid import print_to
     from autotune.report.studies import studies_table
     from autotune.review.listing import study_row
-    from autotune.store.outlines import Tally
+    from autotune.store.listing import listed
 
     places = places_of(studies_dir, storage)
     if places.storage is None and not Path(places.database).exists():
         rows: list[StudyRow] = []
     else:
-        with opened(places) as store:
-            tallies = store.tallies()
-            found = (study_row(store, study, tallies.get(study.name, Tally()), places) for study in store.studies())
-            rows = [row for row in found if row.pid or not live]
+        found = listed(places.database, busy_timeout_s=places.busy_timeout_s)
+        lines = (study_row(study, study.tally, places, partial(_attempts, places)) for study in found)
+        rows = [row for row in lines if row.pid or not live]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))
     else:
         print_to(output_console(), studies_table(rows, live=live))
+
+
+def _attempts(places: Places, study: str, trial: int) -> Sequence[AttemptRecord]:
+    """Asked of a study that runs: a list of others needs no more of the store."""
+    from autotune.cli.stores import opened
+
+    with opened(places, study) as store:
+        return store.attempts(study, trial)
 
 
 def logs(

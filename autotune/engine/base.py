@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from autotune.load.growing import Looks
-from autotune.quality import Answers, QualityPrompt
 from autotune.records import (
     Caveat,
     ClockKind,
@@ -25,6 +23,11 @@ from autotune.records import (
     ServerDelta,
     ServerFacts,
 )
+
+if TYPE_CHECKING:
+    # The store knows a server's identity from here, and `autotune list` must not wait for what measures.
+    from autotune.load.growing import Looks
+    from autotune.quality import Answers, QualityPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

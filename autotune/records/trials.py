@@ -76,10 +76,13 @@ class TrialResult:
 
     def of_role(self, role: LevelRole) -> Measurement | None:
         """The measurement taken for `role`; None when it was not reached."""
-        return next((m for m in self.measurements if m.level.role is role), None)
+        for found in self.measurements:
+            if found.level.role is role:
+                return found
+        return None
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: objectives that were found are kept
+@dataclass(frozen=True, kw_only=True)  # no slots: what was found of its figures is kept
 class Trial:
     """One config and how it ended; `result` is None while it runs.
 
@@ -128,6 +131,8 @@ class Trial:
         if total is None:
             return None
         per = max(1, self.gpus)
+        if per == 1:
+            return total
         low, high = total.low, total.high
         return Estimate(
             value=total.value / per,
@@ -176,7 +181,7 @@ class Trial:
         levels = [found for found in self.result.measurements if found.level.role not in PROBING]
         return tuple(dict.fromkeys([*self.result.caveats, *(caveat for level in levels for caveat in level.caveats)]))
 
-    @property
+    @cached_property
     def measured(self) -> bool:
         """Whether both objectives are there, the trial ended as measured, and neither is the client's (`void`)."""
         return (
@@ -187,7 +192,7 @@ class Trial:
             and self.void is None
         )
 
-    @property
+    @cached_property
     def void(self) -> Caveat | None:
         """Why the figures of a level that decides are no objective; None where they may be one."""
         if self.result is None:

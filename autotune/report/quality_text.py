@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.records import Estimate, Quality, QualityState, Trial
+from autotune.search.remembered import remembered
 
 COLUMN = "answers"
 
@@ -30,9 +31,21 @@ _WORDS = {
 
 def quality_of(trial: Trial, trials: Sequence[Trial]) -> Quality | None:
     """Of a trial's config: the worst of its launches; None where nobody asked."""
-    launches = (one for one in trials if one.config.hash == trial.config.hash and one.result is not None)
-    found = [one.result.quality for one in launches if one.result is not None and one.result.quality is not None]
-    return min(found, key=lambda one: _WORST_FIRST.index(one.state), default=None)
+    return _by_config(trials).get(trial.config.hash)
+
+
+@remembered
+def _by_config(trials: Sequence[Trial]) -> Mapping[str, Quality]:
+    """The worst of each config's launches, by the config's hash."""
+    worst: dict[str, Quality] = {}
+    for one in trials:
+        found = one.result.quality if one.result is not None else None
+        if found is None:
+            continue
+        known = worst.get(one.config.hash)
+        if known is None or _WORST_FIRST.index(found.state) < _WORST_FIRST.index(known.state):
+            worst[one.config.hash] = found
+    return worst
 
 
 def quality_cell(found: Quality | None) -> str:

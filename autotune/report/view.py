@@ -13,7 +13,7 @@ from autotune.bottleneck import Setting, Verdict, verdicts
 from autotune.records import Config, ModelShape, Node, Outcome, Pick, PickRule, Slo, Trial
 from autotune.search.lessons import case_of
 from autotune.search.noise import Difference, difference, run_noise
-from autotune.search.objective import Figures, Point, joined_figures, points
+from autotune.search.objective import Figures, joined_figures
 from autotune.search.stability import Assessment, assess
 
 if TYPE_CHECKING:
@@ -138,15 +138,15 @@ class StudyView:
         """The trial of that number; None when there is none."""
         if number in self.detailed:
             return self.detailed[number]
-        return next((trial for trial in self.trials if trial.number == number), None)
+        return self._by_number.get(number)
+
+    @cached_property
+    def _by_number(self) -> Mapping[int, Trial]:
+        return {trial.number: trial for trial in self.trials}
 
     def joined(self, trial: Trial) -> Figures:
         """The figures of front, pick and baseline: means over all launches of the trial's config."""
-        return joined_figures(trial, self.trials, self._points)
-
-    @cached_property
-    def _points(self) -> tuple[Point, ...]:
-        return points(self.trials)
+        return joined_figures(trial, self.trials)
 
     def gain_over_running(self, trial: Trial) -> Gain | None:
         """A config against what runs today, over all launches of both; None where they do not compare."""
@@ -203,4 +203,8 @@ class StudyView:
 
     def count(self, outcome: Outcome) -> int:
         """How many trials ended so."""
-        return Counter(trial.result.outcome for trial in self.trials if trial.result)[outcome]
+        return self._outcomes[outcome]
+
+    @cached_property
+    def _outcomes(self) -> Counter[Outcome]:
+        return Counter(trial.result.outcome for trial in self.trials if trial.result)

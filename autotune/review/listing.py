@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -9,23 +10,31 @@ from autotune.report.studies import StudyRow
 from autotune.store.study_record import StudyState
 
 if TYPE_CHECKING:
-    from autotune.store.outlines import Tally
+    from autotune.store.listing import ListedStudy, Tally
     from autotune.store.places import Places
-    from autotune.store.repository import Store
-    from autotune.store.study_record import StudyRecord
+    from autotune.store.study_record import AttemptRecord, StudyRecord
 
 
-def study_row(store: Store, study: StudyRecord, tally: Tally, places: Places) -> StudyRow:
-    """One study's line; `running` is what holds the study's lock now, whatever is stored."""
+def study_row(
+    study: StudyRecord | ListedStudy,
+    tally: Tally,
+    places: Places,
+    attempts: Callable[[str, int], Sequence[AttemptRecord]],
+) -> StudyRow:
+    """One study's line; `running` is what holds the study's lock now, whatever is stored.
+
+    Args:
+        attempts: of a study's trial, `Store.attempts`; asked of a study that runs.
+    """
     holder = places.folder(study.name).holder()
     running = tally.waiting if holder else None
     phase, elapsed = None, None
     if running is not None:
-        attempts = store.attempts(study.name, running)
-        if attempts and attempts[-1].transitions:
-            phase = str(attempts[-1].transitions[-1].move.after)
-            elapsed = (datetime.now(UTC) - attempts[-1].started_at).total_seconds()
-    killed = study.state is StudyState.RUNNING and holder is None
+        made = attempts(study.name, running)
+        if made and made[-1].transitions:
+            phase = str(made[-1].transitions[-1].move.after)
+            elapsed = (datetime.now(UTC) - made[-1].started_at).total_seconds()
+    killed = study.state == StudyState.RUNNING and holder is None
     return StudyRow(
         name=study.name,
         model=study.identity["model"],

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.one_thread import in_one_thread
 from autotune.records import Trial
 from autotune.search.explain_changes import Change, changes
 from autotune.search.explain_knobs import Weight, same_servers, weights
@@ -98,6 +99,7 @@ class Explanation:
     goodput: bool = False
 
 
+@in_one_thread
 def explain(trials: Sequence[Trial], question: Question) -> Explanation:
     """Everything that `trials` say about the question; deterministic."""
     beliefs = learnt(trials, question)

@@ -111,16 +111,12 @@ def own_figures(trial: Trial) -> Figures:
     )
 
 
-def joined_figures(trial: Trial, trials: Sequence[Trial], found: Sequence[Point] | None = None) -> Figures:
+def joined_figures(trial: Trial, trials: Sequence[Trial]) -> Figures:
     """Those that front and pick are decided by: over all measured launches of its config among `trials`.
 
     A trial without objectives has only its own.
-
-    Args:
-        found: `points(trials)`, where they are known already.
     """
-    known = points(trials) if found is None else found
-    point = next((point for point in known if trial.config.hash == point.config_hash), None)
+    point = _by_config(trials).get(trial.config.hash)
     if point is None or trial.objectives is None:
         return own_figures(trial)
     launches = _launches(point, trials)
@@ -136,6 +132,12 @@ def joined_figures(trial: Trial, trials: Sequence[Trial], found: Sequence[Point]
         ttft_p95_s=point.ttft_p95_s,
         goodput_rps_per_gpu=point.goodput_rps_per_gpu,
     )
+
+
+@remembered
+def _by_config(trials: Sequence[Trial]) -> Mapping[str, Point]:
+    """`points` by the hash of their config."""
+    return {point.config_hash: point for point in points(trials)}
 
 
 def _joined(estimates: Sequence[Estimate]) -> Estimate:

@@ -106,7 +106,7 @@ def pick(
     choice = choice_of(found, trials, _baseline_point(found, trials, baseline), rule, slo)
     if choice is None:
         return None
-    plainer = Plainer.of(found, trials, lossy)
+    plainer = Plainer.of(trials, lossy)
     best = choice.best
     chosen = best if plainer is None else choice.plainest(best, plainer)
     return _made(choice, chosen, plainer)

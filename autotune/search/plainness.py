@@ -16,22 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from autotune.quality.lossy import LOSSY
 from autotune.records import Config, Estimate, Trial, Value
 from autotune.search.baseline_values import starting_values
 from autotune.search.noise import (
     LEAST_MARGINS,
-    Difference,
     LogMean,
     RunNoise,
-    difference,
+    interval,
     log_mean,
     run_noise,
     within_noise,
 )
-from autotune.search.objective import Point
+from autotune.search.objective import Point, points
 from autotune.search.parameter import value_key
+from autotune.search.remembered import remembered
 from autotune.search.screening import comparable
 
 EXACT_KV_DTYPES = frozenset({"auto", "bfloat16", "float16"})
@@ -57,15 +58,29 @@ def plainness(config: Config, baseline: Trial, lossy: frozenset[str]) -> Plainne
     Args:
         lossy: parameters that the space calls so, beside `quality.lossy.LOSSY`.
     """
-    own, there = _set(config), starting_values(baseline)
-    dropped = [name for name in _set(baseline.config) if name not in own]
-    differing = [name for name in own if value_key(own[name]) != value_key(there.get(name))]
-    differing = sorted({*differing, *dropped})
-    changed = [name for name in differing if name in LOSSY | lossy and not _exact(name, own.get(name))]
-    return Plainness(
-        lossy=tuple(f"{name}={own[name]}" if name in own else f"{name} unset" for name in changed),
-        changes=len(differing),
-    )
+    return _judge(baseline, lossy)(config)
+
+
+def _judge(baseline: Trial, lossy: frozenset[str]) -> Callable[[Config], Plainness]:
+    """`plainness` for many configs: a study has few values of each flag, and each is held against the baseline once."""
+    there, given = starting_values(baseline), _set(baseline.config).keys()
+    may_change = LOSSY | lossy
+
+    @cache
+    def differs(name: str, value: Value, _is_bool: bool) -> bool:  # 1 and true are one key to a dictionary
+        return value_key(value) != value_key(there.get(name))
+
+    def judge(config: Config) -> Plainness:
+        own = _set(config)
+        differing = [name for name, value in own.items() if differs(name, value, isinstance(value, bool))]
+        differing += given - own.keys()
+        changed = sorted(name for name in differing if name in may_change and not _exact(name, own.get(name)))
+        return Plainness(
+            lossy=tuple(f"{name}={own[name]}" if name in own else f"{name} unset" for name in changed),
+            changes=len(differing),
+        )
+
+    return judge
 
 
 def _set(config: Config) -> dict[str, Value]:
@@ -86,43 +101,29 @@ class Ties:
 
     figures: Mapping[int, tuple[Estimate, Estimate]]
     noise: RunNoise
-    _known: dict[tuple[int, ...], _Means | None] = field(default_factory=dict, repr=False, compare=False)
+    _known: dict[tuple[int, ...], _Means] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> Ties:
         """Of all measured trials."""
         return cls(comparable(trials), run_noise(trials))
 
-    def differences(self, one: Point, other: Point) -> tuple[Difference | None, Difference | None]:
-        """`other` against `one` in throughput and p95 TTFT."""
-        throughput, ttft = (
-            difference([self.figures[k][axis] for k in one.numbers], [self.figures[k][axis] for k in other.numbers], sd)
-            for axis, sd in ((0, self.noise.throughput_sd), (1, self.noise.ttft_sd))
-        )
-        return throughput, ttft
-
     def tied(self, one: Point, other: Point) -> bool:
-        """Whether both figures differ by less than launches of one config do: no `differences` are real.
+        """Whether both figures differ by less than launches of one config do: no `noise.difference` is real."""
+        return all(within_noise(a, b) for a, b in zip(self.means(one), self.means(other), strict=True))
 
-        From means that are kept: a pick is held against every config of a study.
-        """
-        mine, theirs = self._means(one), self._means(other)
-        if mine is None or theirs is None:
-            return not any(figure is not None and figure.is_real for figure in self.differences(one, other))
-        return all(within_noise(a, b) for a, b in zip(mine, theirs, strict=True))
+    def beats(self, one: Point, other: Point) -> bool:
+        """Whether `other` is better than `one` in both figures, or as good within the noise."""
+        (throughput, ttft), (there, its_ttft) = self.means(one), self.means(other)
+        return interval(throughput, there)[1] >= 0.0 and interval(ttft, its_ttft)[0] <= 0.0
 
-    def _means(self, point: Point) -> _Means | None:
-        """Of both logarithms, with their variances; None where a figure has none."""
+    def means(self, point: Point) -> _Means:
+        """Of both logarithms, with their variances. Kept: a pick is held against every config of a study."""
         if point.numbers not in self._known:
             launches = [self.figures[number] for number in point.numbers]
-            usable = bool(launches) and all(figure.value > 0 for pair in launches for figure in pair)
             self._known[point.numbers] = (
-                (
-                    log_mean([pair[0] for pair in launches], self.noise.throughput_sd),
-                    log_mean([pair[1] for pair in launches], self.noise.ttft_sd),
-                )
-                if usable
-                else None
+                log_mean([pair[0] for pair in launches], self.noise.throughput_sd),
+                log_mean([pair[1] for pair in launches], self.noise.ttft_sd),
             )
         return self._known[point.numbers]
 
@@ -139,13 +140,9 @@ class Plainer:
     worth: Mapping[int, Plainness]
 
     @classmethod
-    def of(cls, found: Sequence[Point], trials: Sequence[Trial], lossy: frozenset[str]) -> Plainer | None:
+    def of(cls, trials: Sequence[Trial], lossy: frozenset[str]) -> Plainer | None:
         """For the measured configs of a study; None without a baseline to compare flags with."""
-        by_number = {trial.number: trial for trial in trials}
-        if 0 not in by_number:
-            return None
-        worth = {point.number: plainness(by_number[point.number].config, by_number[0], lossy) for point in found}
-        return cls(Ties.of(trials), worth)
+        return _plainer(trials, lossy)
 
     def instead_of(self, best: Point, others: Sequence[Point], rank: Callable[[Point], tuple[float, ...]]) -> Point:
         """What to recommend where the rule takes `best`; itself where nothing plainer is as good.
@@ -173,6 +170,16 @@ class Plainer:
             and self.ties.tied(best, one)
         ]
         return min(plainer, key=lambda one: (self.worth[one.number].changes, *rank(one)), default=best)
+
+
+@remembered
+def _plainer(trials: Sequence[Trial], lossy: frozenset[str]) -> Plainer | None:
+    by_number = {trial.number: trial for trial in trials}
+    if 0 not in by_number:
+        return None
+    judge = _judge(by_number[0], lossy)
+    worth = {point.number: judge(by_number[point.number].config) for point in points(trials)}
+    return Plainer(Ties.of(trials), worth)
 
 
 def _as_good(one: Point, best: Point) -> bool:

@@ -22,6 +22,9 @@ from numpy.typing import NDArray
 NARROWEST = 0.5
 """Standard deviation of the mixture's parts, in those of the noise: no two configs are taken for exactly the same."""
 
+ROWS_AT_ONCE = 256
+"""Values looked at together: more do not fit a processor's cache."""
+
 GRID = 60
 ROUNDS = 200
 
@@ -63,13 +66,36 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     # Equal figures stay several centres: what starts with which weight does not depend on rounding.
     centres = np.concatenate([seen_y[:, 0], np.linspace(y.min(), y.max(), GRID)])
     likelihood = _likelihood(seen_y, seen_v, part, centres)
-    shared = likelihood
+    held = counts[:, 0]
     weights = np.ones_like(centres)
     for _ in range(ROUNDS):
-        shared = shared / shared.sum(axis=1, keepdims=True)
-        weights = (counts * shared).sum(axis=0) / counts.sum()
-        shared = likelihood * weights
+        # Not as products of matrix and vector: their last digits depend on where in memory the matrix lies.
+        total = (likelihood * weights).sum(axis=1, keepdims=True)
+        weights = weights * (likelihood * (counts / total)).sum(axis=0) / held.sum()
+    shared = likelihood * weights
     shared = shared / shared.sum(axis=1, keepdims=True)
+    found: list[Shrunken] = []
+    for first in range(0, len(y), ROWS_AT_ONCE):
+        rows = slice(first, first + ROWS_AT_ONCE)
+        found += _posterior(y[rows], v[rows], part, (centres, weights), (shared, held))
+    return tuple(found)
+
+
+def _posterior(
+    y: _Column,
+    v: _Column,
+    part: float,
+    mixture: tuple[NDArray[np.float64], NDArray[np.float64]],
+    seen: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> list[Shrunken]:
+    """Of some of the values.
+
+    Args:
+        mixture: centres of its parts, and their weights.
+        seen: of each value (or cell) that the mixture was fitted to, how far it belongs to each part, and how many
+            values it stands for.
+    """
+    (centres, weights), (shared, counts) = mixture, seen
     belongs = _likelihood(y, v, part, centres) * weights
     belongs = belongs / belongs.sum(axis=1, keepdims=True)
     trust = part / (v + part)
@@ -77,10 +103,10 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     mean = (belongs * means).sum(axis=1)
     # A part that few configs share is itself not known better than they are: alone, a config keeps all of its noise.
     overlap = (belongs @ shared.T) / (belongs**2).sum(axis=1)[:, None]
-    sharers = np.maximum(1.0, np.minimum(1.0, overlap) @ counts[:, 0])
+    sharers = np.maximum(1.0, np.minimum(1.0, overlap) @ counts)
     unknown = ((1 - trust) ** 2 * (v + part))[:, 0] / sharers
     variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0] + unknown
-    return tuple(Shrunken(mean=float(m), sd=float(s) ** 0.5) for m, s in zip(mean, variance, strict=True))
+    return [Shrunken(mean=m, sd=s) for m, s in zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True)]
 
 
 def _likelihood(y: _Column, v: _Column, part: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -51,7 +51,7 @@ def slo_steps(
     found = points(trials)
     judged = sorted(_judged(found, trials, others), key=lambda one: one[0])
     base = baseline_point(trials)
-    plainer = Plainer.of(found, trials, lossy)
+    plainer = Plainer.of(trials, lossy)
     steps: list[SloStep] = []
     meeting: list[Point] = []
     for place, (bound_s, point) in enumerate(judged):

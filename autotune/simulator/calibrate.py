@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.one_thread import in_one_thread
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.measured import Figures, MeasuredLoad, Repeated
 
@@ -96,6 +97,7 @@ class Calibration:
     misfit_after: float
 
 
+@in_one_thread
 def calibrate(
     loads: Sequence[MeasuredLoad],
     prior: Coefficients,

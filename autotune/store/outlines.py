@@ -1,4 +1,4 @@
-"""Studies in brief: what lists, fronts and picks are made of, taken out of the records by the database.
+"""Trials in brief: what fronts and picks are made of, taken out of the records by the database.
 
 The full record of a trial is 10 kB and takes a millisecond to read and decode; of a study of 10,000 trials most of that
 is never looked at. What is here is read in the database's own code, ten times as fast.
@@ -11,8 +11,9 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Text, cast, func, select
 from sqlalchemy.orm import Session
@@ -45,7 +46,6 @@ from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, Stud
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 """What an outline may hold of a level, in the words of an SLO's metrics."""
 
-_UNCOUNTED = frozenset({Origin.REPEAT.value, Origin.VALIDATION.value})
 _OUTCOMES = {one.value: one for one in Outcome}
 _CLOCKS = {one.value: one for one in ClockKind}
 _ORIGINS = {one.value: one for one in Origin}
@@ -56,54 +56,6 @@ _ARRIVALS = {one.value: one for one in Arrivals}
 
 _LEVEL_FIELDS = frozenset(field.name for field in fields(LoadLevel))
 _CAVEAT_FIELDS = frozenset(field.name for field in fields(Caveat))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
-    """How far a study is.
-
-    Attributes:
-        counted: trials that ended and count against the target; `measured` and `infeasible` are some of them.
-        waiting: number of the first trial that has not ended; None where all have.
-        simulated: whether any result is a simulation's.
-    """
-
-    counted: int = 0
-    measured: int = 0
-    infeasible: int = 0
-    waiting: int | None = None
-    simulated: bool = False
-
-
-def read_tallies(session: Session, names: Collection[str] | None = None) -> dict[str, Tally]:
-    """Of every study, or of those named, by its name."""
-    simulated = TrialRow.result["simulated"].as_boolean()
-    seen = (
-        select(StudyRow.name, TrialRow.outcome, TrialRow.origin, simulated, func.count(), func.min(TrialRow.number))
-        .join(TrialRow, TrialRow.study_id == StudyRow.id)
-        .group_by(StudyRow.name, TrialRow.outcome, TrialRow.origin, simulated)
-    )
-    studies = select(StudyRow.name)
-    if names is not None:
-        seen, studies = seen.where(StudyRow.name.in_(names)), studies.where(StudyRow.name.in_(names))
-    groups: dict[str, list[Any]] = {name: [] for name in session.scalars(studies)}
-    for name, *group in session.execute(seen):
-        groups[name].append(group)
-    return {name: _tally(found) for name, found in groups.items()}
-
-
-def _tally(groups: list[Any]) -> Tally:
-    counts = {outcome.value: 0 for outcome in Outcome}
-    for outcome, origin, _, count, _ in groups:
-        if outcome is not None and origin not in _UNCOUNTED:
-            counts[outcome] += count
-    return Tally(
-        counted=sum(counts.values()),
-        measured=counts[Outcome.MEASURED.value],
-        infeasible=counts[Outcome.INFEASIBLE.value],
-        waiting=min((first for outcome, _, _, _, first in groups if outcome is None), default=None),
-        simulated=any(simulated for _, _, simulated, _, _ in groups),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,34 +136,40 @@ def _read_trials(session: Session, study_id: int, levels: Mapping[int, Sequence[
     trials = select(
         *(TrialRow.id, TrialRow.number, cast(TrialRow.config, Text), TrialRow.origin, TrialRow.gpus),
         *(TrialRow.repeat_of, TrialRow.why, TrialRow.outcome, TrialRow.failure_class),
-        _parts(session, TrialRow.result, ("clock", "simulated", "goodput", "early", "quality", "phase_seconds")),
+        _parts(session, TrialRow.result, ("clock", "simulated", "goodput", "early", "quality")),
+        cast(TrialRow.result["phase_seconds"], Text),
     ).where(TrialRow.study_id == study_id)
+    ending = cache(_ending)
     return tuple(
-        _made(_trial, row, launches.get(row[0], 0), tuple(levels.get(row[0], ())))
-        for row in session.execute(trials.order_by(TrialRow.number))
+        _made(_trial, row, ending, launches.get(row[0], 0), tuple(levels.get(row[0], ())))
+        for row in session.connection().execute(trials.order_by(TrialRow.number))
     )
 
 
 def _read_levels(session: Session, study_id: int, asked: list[str]) -> dict[int, list[Measurement]]:
     """Those that decide, by their trial's row; latencies only of the one that an SLO is held against."""
     found: dict[int, list[tuple[int, Measurement]]] = {}
+    shared = cache(_shared)
     others = [role.value for role in DECIDING if role is not LevelRole.TTFT]
     for roles, names in (([LevelRole.TTFT.value], asked), (others, [])):
         wanted = (
             select(
                 *(MeasurementRow.trial_id, MeasurementRow.position, MeasurementRow.clock),
                 *(MeasurementRow.completed, MeasurementRow.failed),
+                _parts(session, MeasurementRow.record, _SHARED_PARTS),
                 _parts(session, MeasurementRow.record, (*_PARTS, *(f"{name}_s" for name in names))),
             )
             .join(TrialRow, TrialRow.id == MeasurementRow.trial_id)
             .where(TrialRow.study_id == study_id, MeasurementRow.role.in_(roles))
         )
-        for row in session.execute(wanted):
-            found.setdefault(row[0], []).append((row[1], _made(_level, row, names)))
+        for row in session.connection().execute(wanted):
+            found.setdefault(row[0], []).append((row[1], _made(_level, row, shared, names)))
     return {trial: [level for _, level in sorted(levels, key=itemgetter(0))] for trial, levels in found.items()}
 
 
-_PARTS = ("level", "duration_s", "steady_s", "planned", "output_tok_s", "caveats")
+_PARTS = ("duration_s", "steady_s", "planned", "output_tok_s")
+_SHARED_PARTS = ("level", "caveats")
+"""What few levels of a study say differently, so that it is read once for all that say the same."""
 
 
 def _parts(session: Session, record: Any, names: Sequence[str]) -> ColumnElement[str]:
@@ -239,21 +197,44 @@ def _made(make: Any, row: Sequence[Any], *others: Any) -> Any:
         raise UndecodableRecord(f"row {row[0]}", repr(error), "a record of this version") from None
 
 
-def _trial(row: Sequence[Any], launches: int, levels: tuple[Measurement, ...]) -> Trial:
-    _, number, config, origin, gpus, repeat_of, why, outcome, failure, parts = row
+class _Ending(NamedTuple):
+    """How a trial ended, but for its outcome and figures."""
+
+    clock: ClockKind
+    simulated: bool
+    goodput: Goodput | None
+    early: EarlyEnd | None
+    quality: Quality | None
+
+
+def _ending(parts: str) -> _Ending:
+    clock, simulated, goodput, early, quality = _parsed(parts)
+    return _Ending(
+        clock=_CLOCKS[clock],
+        simulated=bool(simulated),
+        goodput=None if goodput is None else decode(Goodput, goodput),
+        early=None if early is None else decode(EarlyEnd, early),
+        quality=None if quality is None else decode(Quality, quality),
+    )
+
+
+def _trial(
+    row: Sequence[Any], ending: Callable[[str], _Ending], launches: int, levels: tuple[Measurement, ...]
+) -> Trial:
+    _, number, config, origin, gpus, repeat_of, why, outcome, failure, parts, phases = row
     result = None
     if outcome is not None:
-        clock, simulated, goodput, early, quality, phases = _parsed(parts)
+        ended = ending(parts)
         result = TrialResult(
             outcome=_OUTCOMES[outcome],
-            clock=_CLOCKS[clock],
-            simulated=bool(simulated),
+            clock=ended.clock,
+            simulated=ended.simulated,
             failure=None if failure is None else Failure(kind=FailureClass(failure), line=None),
             measurements=levels,
-            goodput=None if goodput is None else decode(Goodput, goodput),
-            early=None if early is None else decode(EarlyEnd, early),
-            quality=None if quality is None else decode(Quality, quality),
-            phase_seconds=tuple((_PHASES[phase], float(value)) for phase, value in phases or ()),
+            goodput=ended.goodput,
+            early=ended.early,
+            quality=ended.quality,
+            phase_seconds=tuple((_PHASES[phase], float(value)) for phase, value in _parsed(phases or "null") or ()),
         )
     return Trial(
         number=number,
@@ -267,13 +248,22 @@ def _trial(row: Sequence[Any], launches: int, levels: tuple[Measurement, ...]) -
     )
 
 
-def _level(row: Sequence[Any], asked: list[str]) -> Measurement:
-    _, _, clock, completed, failed, text = row
-    level, duration_s, steady_s, planned, output_tok_s, caveats, *found = _parsed(text)
-    latencies = {name: _latency(data) for name, data in zip(asked, found, strict=True)}
+_Shared = tuple[LoadLevel, tuple[Caveat, ...]]
+
+
+def _shared(text: str) -> _Shared:
+    level, caveats = _parsed(text)
     level = _known(level, _LEVEL_FIELDS) | {"role": _ROLES[level["role"]], "arrivals": _ARRIVALS[level["arrivals"]]}
+    return LoadLevel(**level), _read_caveats(caveats or ())
+
+
+def _level(row: Sequence[Any], shared: Callable[[str], _Shared], asked: list[str]) -> Measurement:
+    _, _, clock, completed, failed, common, text = row
+    duration_s, steady_s, planned, output_tok_s, *found = _parsed(text)
+    level, caveats = shared(common)
+    latencies = {name: _latency(data) for name, data in zip(asked, found, strict=True)}
     return Measurement(
-        level=LoadLevel(**level),
+        level=level,
         clock=_CLOCKS[clock],
         duration_s=duration_s,
         steady_s=steady_s,
@@ -292,7 +282,7 @@ def _level(row: Sequence[Any], asked: list[str]) -> Measurement:
         tpot_s=latencies.get("tpot"),
         itl_s=latencies.get("itl"),
         e2e_s=latencies.get("e2e"),
-        caveats=_read_caveats(caveats or ()),
+        caveats=caveats,
     )
 
 

@@ -24,7 +24,8 @@ from autotune.records import ClockKind, Config, LoadPlan, Origin, Trial, TrialRe
 from autotune.store import rows
 from autotune.store.codec import UndecodableRecord, decode
 from autotune.store.connection import BUSY_TIMEOUT_S, WRITE, Location, connect, locate, translated
-from autotune.store.outlines import Pulse, Tally, read_outlines, read_pulses, read_tallies
+from autotune.store.listing import Tally, read_tallies
+from autotune.store.outlines import Pulse, read_outlines, read_pulses
 from autotune.store.schema import upgrade
 from autotune.store.study_record import (
     AttemptRecord,
@@ -365,7 +366,7 @@ class Store:
     def tallies(self, names: Collection[str] | None = None) -> dict[str, Tally]:
         """How far each study is, or each of those named, by its name."""
         with self._read() as session:
-            return read_tallies(session, names)
+            return read_tallies(session.connection(), names)
 
     def pulses(self) -> dict[str, Pulse]:
         """By what each study's changes are seen, by its name."""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 
 from autotune.errors import SchemaMismatch
 from autotune.store.connection import WRITE, Location, translated
-from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE
+from autotune.store.table_names import TABLE_PREFIX, VERSION_TABLE
 
 if TYPE_CHECKING:
     from alembic.config import Config as AlembicConfig

@@ -24,10 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
-VERSION_TABLE = "autotune_alembic_version"
-"""Our Alembic revision; `alembic_version` belongs to Optuna, and each would refuse the other's revision in it."""
-
-TABLE_PREFIX = "autotune_"
+from autotune.store.table_names import STUDIES, TRIALS
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -74,7 +71,7 @@ class Base(DeclarativeBase):
 class StudyRow(Base):
     """A study: the question, and where it stands."""
 
-    __tablename__ = "autotune_studies"
+    __tablename__ = STUDIES
 
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(String(200), unique=True)
@@ -94,7 +91,7 @@ class StudyRow(Base):
 class TrialRow(Base):
     """A trial; `result` (without its measurements, which are rows) is NULL while it runs."""
 
-    __tablename__ = "autotune_trials"
+    __tablename__ = TRIALS
     __table_args__ = (UniqueConstraint("study_id", "number"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)

@@ -22,7 +22,8 @@ from autotune.records import Outcome, Trial
 from autotune.report.studies import StudyRow
 from autotune.review.listing import study_row
 from autotune.search.objective import own_figures
-from autotune.store.outlines import Pulse, Tally
+from autotune.store.listing import Tally
+from autotune.store.outlines import Pulse
 from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.web.reader import NoDatabase, Reader
@@ -207,7 +208,7 @@ class Feed:
         wanted = [name for name, pulse in pulses.items() if self._may_differ(name, pulse)]
         tallies = store.tallies(wanted) if wanted else {}
         for name in wanted:
-            row = study_row(store, store.study(name), tallies.get(name, Tally()), self._places)
+            row = study_row(store.study(name), tallies.get(name, Tally()), self._places, store.attempts)
             told += self._study(store, row, pulses[name])
         told += self._new_promotions(store, pulses)
         return [] if first else told

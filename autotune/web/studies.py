@@ -13,7 +13,7 @@ from autotune.review.listing import study_row
 from autotune.review.page import page_part
 from autotune.search.asked import asked_objective, asked_slo
 from autotune.store.codec import encode
-from autotune.store.outlines import Tally
+from autotune.store.listing import Tally
 from autotune.web.asked import CompareQuery, FrontQuery, PagePath, PageQuery, StudyPath, TrialsQuery
 from autotune.web.jobs import may_start
 from autotune.web.route import Answer, Call
@@ -45,7 +45,7 @@ def rows(service: Service, store: Store) -> list[dict[str, Any]]:
     tallies, pulses = store.tallies(), store.pulses()
     found = []
     for study in store.studies():
-        row = study_row(store, study, tallies.get(study.name, Tally()), service.settings.places)
+        row = study_row(study, tallies.get(study.name, Tally()), service.settings.places, store.attempts)
         pulse, job = pulses.get(study.name), service.queue.jobs.of_study(study.name)
         found.append(
             {

@@ -10,7 +10,7 @@ from autotune.records import Outcome, Trial
 from autotune.report.studies import StudyRow
 from autotune.review.listing import study_row
 from autotune.search.objective import own_figures
-from autotune.store.outlines import Tally
+from autotune.store.listing import Tally
 from autotune.store.places import Places
 from autotune.store.repository import Store
 
@@ -41,7 +41,7 @@ class FigureBook:
         pulses, tallies = store.pulses(), store.tallies([study.name for study in studies])
         figures = []
         for study in studies:
-            row = study_row(store, study, tallies.get(study.name, Tally()), places)
+            row = study_row(study, tallies.get(study.name, Tally()), places, store.attempts)
             revision = pulses[study.name].revision if study.name in pulses else ""
             known = self._found.get(study.name)
             if known is None or known[0] != revision:

@@ -31,7 +31,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.store.archive import export_study, import_study, open_archive
-from autotune.store.outlines import Tally
+from autotune.store.listing import Tally
 from autotune.store.repository import Store
 from autotune.store.study_record import (
     AttemptState,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autotune.cli.main import app
+from autotune.cli.main import command_line
 from autotune.errors import NotPromotable, StorageError
 from autotune.gate_session import require_own_workload
 from autotune.planning import StudyPlan, Surroundings, make_plan
@@ -173,11 +173,11 @@ def test_a_study_that_cannot_be_read_is_one_clear_error(study: Stored) -> None:
 def test_the_command_tells_it_as_text_and_as_json(study: Stored, tmp_path: Path) -> None:
     folder, _, _, trials, _ = study
     place = ["--studies-dir", str(folder / "studies")]
-    text = CliRunner().invoke(app, ["explain", "s", *place])
+    text = CliRunner().invoke(command_line(), ["explain", "s", *place])
     assert text.exit_code == 0, text.output
     for said in ("Why each was launched", "What matters", "One at a time", "Did nothing", "(simulated)"):
         assert said in text.output
-    result = CliRunner().invoke(app, ["explain", "s", "--json", *place])
+    result = CliRunner().invoke(command_line(), ["explain", "s", "--json", *place])
     document = json.loads(result.output)
     assert document["schema"] == 2
     assert document["simulated"] is True

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autotune.one_thread import in_one_thread
 from autotune.records import Config, Slo, Trial
 from autotune.search.objective import is_goodput
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
@@ -97,6 +98,7 @@ def propose(
     )
 
 
+@in_one_thread
 def propose_after(
     seen: Sequence[Observation],
     open_now: Sequence[Config],

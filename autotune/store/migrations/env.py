@@ -5,7 +5,8 @@ from __future__ import annotations
 from alembic import context
 
 from autotune.store.schema import ours
-from autotune.store.tables import VERSION_TABLE, Base
+from autotune.store.table_names import VERSION_TABLE
+from autotune.store.tables import Base
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -26,3 +26,16 @@ def test_a_list_may_change_and_is_never_remembered() -> None:
     assert count(trials) == 1
     trials.append(2)
     assert count(trials) == 2
+
+
+def test_what_else_it_is_asked_with_is_compared() -> None:
+    asked = []
+
+    @remembered
+    def count(trials, weight):
+        asked.append(weight)
+        return len(trials) * weight
+
+    trials = (1, 2)
+    assert [count(trials, weight) for weight in (1, 3, 1, 3)] == [2, 6, 2, 6]
+    assert asked == [1, 3]

@@ -11,9 +11,11 @@ import pytest
 import search_samples as samples
 
 from autotune.records import Config, Origin, Pick, PickRule, Slo, Trial, Value
-from autotune.search.objective import points
+from autotune.search.noise import Difference, difference, run_noise
+from autotune.search.objective import Point, points
 from autotune.search.pareto import pick
 from autotune.search.plainness import Ties, plainness
+from autotune.search.screening import comparable
 from autotune.search.stability import assess
 from autotune.slo_text import parse_slo
 from autotune.store.repository import Store
@@ -143,5 +145,17 @@ def test_ties_from_kept_means_are_those_of_the_differences() -> None:
     ties, found = Ties.of(trials), points(trials)
     pairs = [(one, other) for one in found for other in found if one is not other]
     tied = [ties.tied(*pair) for pair in pairs]
-    assert tied == [not any(figure is None or figure.is_real for figure in ties.differences(*pair)) for pair in pairs]
+    figures, noise = comparable(trials), run_noise(trials)
+
+    def differences(one: Point, other: Point) -> list[Difference]:
+        sides = [[figures[number] for number in point.numbers] for point in (one, other)]
+        seen = [
+            difference([pair[axis] for pair in sides[0]], [pair[axis] for pair in sides[1]], sd)
+            for axis, sd in ((0, noise.throughput_sd), (1, noise.ttft_sd))
+        ]
+        return [one for one in seen if one is not None]
+
+    told = [differences(*pair) for pair in pairs]
+    assert tied == [not any(one.is_real for one in pair) for pair in told]
+    assert [ties.beats(*pair) for pair in pairs] == [gain.high >= 1 and wait.low <= 1 for gain, wait in told]
     assert 0.1 < sum(tied) / len(tied) < 0.9

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from search_samples import failed, measured
 
 from autotune.records import Config, Estimate, Origin, Outcome, PickRule, Slo, Trial
-from autotune.search import stability
+from autotune.search import draws
 from autotune.search.again import CONFIGS_AGAIN, lacking, next_again, seed_of
 from autotune.search.pareto import front, pick
 from autotune.search.shrinkage import Shrunken
@@ -399,12 +399,12 @@ def test_configs_out_of_reach_change_nothing(slo: Slo | None, monkeypatch: pytes
     trials = tuple(measured(number, *noisy(truth, rng), config(number)) for number, truth in enumerate(truths))
     few = assess(trials, pick(trials, slo=slo), slo=slo)
     drawn = sum(
-        stability._within_reach(
+        draws._within_reach(
             [[belief(s.tok_s_per_gpu) for s in few.standings], [belief(s.ttft_p95_s) for s in few.standings]]
         )
     )
     assert drawn < 30
-    monkeypatch.setattr(stability, "_REACH", 1e9)
+    monkeypatch.setattr(draws, "_REACH", 1e9)
     assert assess(trials, pick(trials, slo=slo), slo=slo) == few
 
 

@@ -24,7 +24,7 @@ from autotune.report.tables import as_text, study_report
 from autotune.review.views import brief_view_of, view_of
 from autotune.search.objective import limited, points
 from autotune.search.pareto import front_of, pick
-from autotune.store.outlines import Tally
+from autotune.store.listing import Tally
 from autotune.store.places import Places
 from autotune.store.repository import Store
 

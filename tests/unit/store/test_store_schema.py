@@ -18,7 +18,8 @@ from autotune.records import ClockKind, Config, FailureClass, Origin, Outcome, P
 from autotune.store.connection import WRITE, connect, locate
 from autotune.store.repository import Store
 from autotune.store.schema import HEAD, alembic_config, ours
-from autotune.store.tables import TABLE_PREFIX, VERSION_TABLE, Base
+from autotune.store.table_names import TABLE_PREFIX, VERSION_TABLE
+from autotune.store.tables import Base
 from autotune.trial_life import TrialLife
 
 

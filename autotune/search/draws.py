@@ -1,0 +1,207 @@
+"""How probably each config is on the front, and is picked: studies drawn from what is expected of its figures. Pure.
+
+`DRAWS` studies are drawn, and front and pick found in each of them: the shares are the probabilities. The draws are
+seeded by a config's number, so that the same history gives the same answer, and a further trial leaves the other
+configs' draws alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autotune.records import Estimate, PickRule, Slo, Trial
+from autotune.search.objective import Point, answers_lost, limited
+from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
+from autotune.search.shrinkage import Shrunken
+
+DRAWS = 1000
+_SEED = 20_231
+
+Axis = NDArray[np.float64]
+"""(draws, configs) logarithms of one figure."""
+
+
+def probabilities(
+    found: Sequence[Point],
+    expected: Sequence[Sequence[Shrunken]],
+    trials: Sequence[Trial],
+    rule: PickRule,
+    slo: Slo | None,
+    on_front: frozenset[int],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each config, to be on the front and to be picked. Only those within reach of either are drawn."""
+    reach = _within_reach(expected) if slo is None else _or_pickable(_within_reach(expected), found, trials, slo)
+    drawn = [k for k, point in enumerate(found) if reach[k] or k in on_front or point.number == 0]
+    some = [found[k] for k in drawn]
+    picks = _picker(some, trials, rule, slo)
+    chances, picked = np.zeros(len(found)), np.zeros(len(found))
+    for throughput, ttft in _drawn(some, [[axis[k] for k in drawn] for axis in expected]):
+        chances[drawn] += _front_draws(throughput, ttft).sum(axis=0)
+        picked[drawn] += picks(throughput, ttft).sum(axis=0)
+    return chances / DRAWS, picked / DRAWS
+
+
+_REACH = 4.0
+"""Standard deviations of each of two configs by which one is out of the other's reach; more than five of their
+difference, which one draw in a hundred million shows."""
+
+_FALLBACKS = 50
+"""Configs that meet an SLO and that may be picked in a draw where better ones miss it."""
+
+
+def _within_reach(expected: Sequence[Sequence[Shrunken]]) -> NDArray[np.bool_]:
+    """Which configs no other one beats in both figures by so much that no draw would show it otherwise."""
+    throughput, ttft = (
+        (np.array([one.mean for one in axis]), _REACH * np.array([one.sd for one in axis])) for axis in expected
+    )
+    # Lowest TTFT, at its worst, among those that have at least a throughput at its worst.
+    order = np.argsort(throughput[0] - throughput[1])
+    worst = (throughput[0] - throughput[1])[order]
+    lowest = np.minimum.accumulate((ttft[0] + ttft[1])[order][::-1])[::-1]
+    above = np.searchsorted(worst, throughput[0] + throughput[1], side="right")
+    beaten_to = np.append(lowest, np.inf)[above]
+    within: NDArray[np.bool_] = beaten_to >= ttft[0] - ttft[1]
+    return within
+
+
+def _or_pickable(
+    reach: NDArray[np.bool_], found: Sequence[Point], trials: Sequence[Trial], slo: Slo
+) -> NDArray[np.bool_]:
+    """A limit may be met by a config that others beat: all with at least the throughput of some that surely meet it."""
+    throughput = np.array([point.values[0] for point in found])
+    meeting = [
+        point.values[0]
+        for point in found
+        if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
+    ]
+    floor = sorted(meeting)[-_FALLBACKS] if len(meeting) > _FALLBACKS else -math.inf
+    pickable: NDArray[np.bool_] = reach | (throughput >= floor)
+    return pickable
+
+
+_DRAWS_AT_ONCE = 100
+"""Of thousands of configs, what a processor's cache holds: memory takes twice as long as arithmetic here."""
+
+
+def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> Iterator[tuple[Axis, Axis]]:
+    """Throughput and TTFT of some draws at a time; every config has a stream of its own."""
+    streams = np.stack([np.random.default_rng((_SEED, point.number)).standard_normal((2, DRAWS)) for point in found])
+    beliefs = [(np.array([one.mean for one in axis]), np.array([one.sd for one in axis])) for axis in expected]
+    for first in range(0, DRAWS, _DRAWS_AT_ONCE):
+        some = streams[:, :, first : first + _DRAWS_AT_ONCE]
+        throughput, ttft = (some[:, axis].T * sds + means for axis, (means, sds) in enumerate(beliefs))
+        yield throughput, ttft
+
+
+def _front_draws(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
+    """(draws, configs): which are on each draw's front. Without equal values, as draws have none."""
+    order = np.argsort(-throughput, axis=1)
+    sorted_ttft = np.take_along_axis(ttft, order, axis=1)
+    before = np.minimum.accumulate(sorted_ttft, axis=1)
+    kept = np.ones_like(before, dtype=bool)
+    kept[:, 1:] = sorted_ttft[:, 1:] < before[:, :-1]
+    members = np.empty_like(kept)
+    np.put_along_axis(members, order, kept, axis=1)
+    return members
+
+
+def _picker(
+    found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> Callable[[Axis, Axis], NDArray[np.bool_]]:
+    """What tells of draws, (draws, configs), which config each picks, by the rules of `pareto.pick`; none where no
+    config qualifies."""
+    kept = np.array([not answers_lost(point, trials) for point in found])
+    rest = [point for point, keeps in zip(found, kept, strict=True) if keeps]
+    score = _scorer(rest, trials, rule, slo) if rest else None
+
+    def picks(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
+        scores = np.full(throughput.shape, -np.inf)
+        if score is not None:
+            scores[:, kept] = score(throughput[:, kept], ttft[:, kept])
+        best = scores.argmax(axis=1)
+        picked = np.zeros_like(scores, dtype=bool)
+        rows = np.arange(len(scores))
+        picked[rows, best] = np.isfinite(scores[rows, best])
+        return picked
+
+    return picks
+
+
+def _scorer(
+    found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> Callable[[Axis, Axis], Axis]:
+    """What the rule takes the highest of. It grows with both figures, so no dominated config has the highest."""
+    if slo is not None and found[0].goodput_rps_per_gpu is not None:
+        return lambda throughput, _: throughput
+    if slo is not None:
+        meeting = _meeting(found, trials, slo)
+        return lambda throughput, ttft: np.where(meeting(ttft), throughput, -np.inf)
+    match rule:
+        case PickRule.THROUGHPUT:
+            return lambda throughput, _: throughput
+        case PickRule.LATENCY:
+            return lambda _, ttft: -ttft
+        case PickRule.KNEE:
+            base = next((k for k, point in enumerate(found) if point.number == 0), None)
+            return _bulges if base is None else partial(_balances, base=base, measured=found[base])
+
+
+def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Callable[[Axis], NDArray[np.bool_]]:
+    """What tells of draws of the p95 TTFT, (draws, configs), which meet the SLO. Other times than that move with it, at
+    half the distance.
+
+    A draw has only the two objectives, and what delays the first token delays tokens less; that a limit of another time
+    is met is less sure than this says where the two have little to do with each other.
+    """
+    own = np.array([point.logs[1] for point in found])
+    fixed, moving = np.ones(len(found), dtype=bool), []
+    for limit in slo.limits:
+        uppers = np.full(len(found), -np.inf)
+        for k, figure in enumerate(limited(point, trials, limit) for point in found):
+            if figure is None or not limit.metric.is_time or figure.value <= 0:
+                fixed[k] &= limit.is_surely_met(figure)
+            else:
+                uppers[k] = math.log(figure.value if figure.high is None else figure.high)
+        moving.append((uppers, 1.0 if limit.metric.value.startswith("ttft") else 0.5, math.log(limit.bound)))
+
+    def met(ttft: Axis) -> NDArray[np.bool_]:
+        found = np.broadcast_to(fixed, ttft.shape)
+        for uppers, share, bound in moving:
+            found = found & (uppers + share * (ttft - own) <= bound)
+        return found
+
+    return met
+
+
+def _balances(throughput: Axis, ttft: Axis, base: int, measured: Point) -> Axis:
+    """The hypervolume of each config alone, among those no worse than the baseline where there are others."""
+    base_throughput, base_ttft = throughput[:, [base]], ttft[:, [base]]
+    more = throughput - base_throughput - math.log(REFERENCE_THROUGHPUT_SHARE)
+    less = base_ttft + math.log(REFERENCE_TTFT_FACTOR) - ttft
+    alone = np.where((more > 0) & (less > 0), more * less, np.minimum(more, 0) + np.minimum(less, 0))
+    floor = base_throughput + _ratio(measured.tok_s_per_gpu.low, measured.tok_s_per_gpu)
+    ceiling = base_ttft + _ratio(measured.ttft_p95_s.high, measured.ttft_p95_s)
+    no_worse = (throughput >= floor) & (ttft <= ceiling)
+    has_others = no_worse.sum(axis=1, keepdims=True) > 1  # the baseline is no worse than itself
+    return np.where(no_worse | ~has_others, alone, -np.inf)
+
+
+def _bulges(throughput: Axis, ttft: Axis) -> Axis:
+    """Distances from the chord between the front's ends, up to a factor."""
+    rows = np.arange(len(ttft))[:, None]
+    quick, fast = ttft.argmin(axis=1)[:, None], throughput.argmax(axis=1)[:, None]
+    x0, y0, x1, y1 = throughput[rows, quick], ttft[rows, quick], throughput[rows, fast], ttft[rows, fast]
+    bulges: Axis = (throughput - x0) * (y1 - y0) - (ttft - y0) * (x1 - x0)
+    return bulges
+
+
+def _ratio(bound: float | None, figure: Estimate) -> float:
+    """Logarithm of a bound over its value; 0 without a bound. A rate that came in bursts may have one of 0."""
+    if bound is None:
+        return 0.0
+    return math.log(bound / figure.value) if bound > 0 else -math.inf

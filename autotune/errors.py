@@ -25,6 +25,7 @@ AutotuneError
 ├─ SloBreached              36   `check`: a running server does not keep its SLO
 ├─ ConfigDrifted            37   `check`: a running server is not what was promoted
 ├─ WorkloadDrifted          38   `check`: its users send something else than it was tuned for
+├─ ClusterUnusable          39   Ray is missing or not reached, or its nodes are none or differ
 └─ Interrupted             130   Ctrl-C or TERM; everything is on disk
 ```
 
@@ -76,6 +77,7 @@ class ExitCode(IntEnum):
     SLO_BREACHED = 36
     CONFIG_DRIFTED = 37
     WORKLOAD_DRIFTED = 38
+    CLUSTER_UNUSABLE = 39
     INTERRUPTED = 130
 
 
@@ -96,6 +98,16 @@ class AutotuneError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors come back from the nodes of a cluster: with their fields, whatever their constructors take."""
+        return _again, (type(self), self.message, self.__dict__)
+
+
+def _again(kind: type[AutotuneError], message: str, fields: dict[str, object]) -> AutotuneError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(fields)
+    return error
 
 
 class BadInput(AutotuneError):
@@ -299,6 +311,12 @@ class NodeUnfit(AutotuneError):
         shown = ", ".join(checks)
         super().__init__(f"{len(checks)} {'check' if len(checks) == 1 else 'checks'} failed: {shown}")
         self.checks = tuple(checks)
+
+
+class ClusterUnusable(AutotuneError):
+    """Ray is not installed or not reached, or its nodes cannot measure one study: none is there, or they differ."""
+
+    exit_code = ExitCode.CLUSTER_UNUSABLE
 
 
 class Interrupted(AutotuneError):

@@ -46,6 +46,13 @@ class EngineChoice(StrEnum):
     PROCESS = "process"
 
 
+class ExecutorChoice(StrEnum):
+    """Where trials run: on this machine, or each on a node of a Ray cluster (docs/nodes.md)."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadChoice:
     """How the two load levels are set; all None is `auto`: found on the baseline.
@@ -129,6 +136,9 @@ class Recipe:
         stop_grace_s: what a server gets from TERM to KILL.
         gpu_busy_s: how long GPUs that somebody else uses are waited for; 0 stops the study at once, inf never does.
         parallel: trials at once on the node; AUTO_PARALLEL for as many as it carries.
+        executor: where trials run.
+        ray_address: of the cluster, HOST:PORT; None for the one that this machine is part of.
+        ray_nodes: its nodes to use, by host name, address or kind; empty for all with GPUs.
         starting_points: configs tried right after the baseline, before the sampler's own.
         quality: how it is seen whether configs that change numerics still answer alike.
     """
@@ -167,9 +177,14 @@ class Recipe:
     stop_grace_s: float = 20.0
     gpu_busy_s: float = math.inf
     parallel: int = 1
+    executor: ExecutorChoice = ExecutorChoice.LOCAL
+    ray_address: str | None = None
+    ray_nodes: tuple[str, ...] = ()
     starting_points: tuple[Config, ...] = ()
     quality: QualityChoice = field(default_factory=QualityChoice)
 
+
+ADDRESS = r"^(auto|[A-Za-z0-9.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:]{2,45}\]:[0-9]{1,5})$"
 
 MOST_CONCURRENCY, MOST_RATE_RPS, MOST_REQUESTS = 65_536, 1e6, 10_000_000
 """Of one level and GPU: far above what a server takes, low enough not to exhaust the machine that sends them."""
@@ -259,6 +274,9 @@ class _StudyFile(BaseModel):
     retry_pause_s: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_S)] | None = None
     stop_grace_s: Annotated[float, Field(ge=0, le=600)] | None = None
     parallel: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_PARALLEL)] | None = None
+    executor: Annotated[ExecutorChoice, Field(strict=False)] | None = None
+    ray_address: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    ray_nodes: Annotated[list[str], Field(min_length=1)] | None = None
     gpu_busy: Annotated[str, Field(pattern=r"^(wait|stop|[0-9.dhms]{2,40})$"), AfterValidator(_check_busy)] | None = (
         None
     )
@@ -306,7 +324,7 @@ def _as_invalid_file(source: str, error: ValidationError) -> InvalidFile:
 
 _CONVERTED = frozenset(
     {"description", "load", "numbers", "gpus", "extra_args", "checkpoints", "starting_points", "quality"}
-    | {"gpu_busy", "max_gpu_hours", "notify_command", "parallel"}
+    | {"gpu_busy", "max_gpu_hours", "notify_command", "parallel", "ray_nodes"}
 )
 
 
@@ -322,18 +340,15 @@ def _as_arguments(parsed: _StudyFile) -> dict[str, Any]:
         values["numbers"] = RequestNumbers(**parsed.numbers.model_dump())
     if parsed.max_gpu_hours is not None:
         values["max_gpu_s"] = 3600.0 * parsed.max_gpu_hours
-    if parsed.notify_command is not None:
-        values["notify_command"] = tuple(parsed.notify_command)
-    if parsed.checkpoints is not None:
-        values["checkpoints"] = tuple(parsed.checkpoints)
-    if parsed.gpus is not None:
-        values["gpus"] = tuple(parsed.gpus)
+    for key in ("checkpoints", "gpus", "extra_args", "notify_command", "ray_nodes"):
+        if (found := getattr(parsed, key)) is not None:
+            values[key] = tuple(found)
     if parsed.gpu_busy is not None:
         values["gpu_busy_s"] = parse_busy(parsed.gpu_busy, "gpu_busy")
     if parsed.parallel is not None:
         values["parallel"] = AUTO_PARALLEL if parsed.parallel == "auto" else parsed.parallel
-    if parsed.extra_args is not None:
-        values["extra_args"] = tuple(parsed.extra_args)
+    if parsed.ray_address == "auto":
+        values["ray_address"] = None
     if parsed.starting_points is not None:
         values["starting_points"] = tuple(Config.of(point) for point in parsed.starting_points)
     if parsed.quality is not None:
@@ -363,6 +378,7 @@ def compose(from_file: Mapping[str, Any], from_command_line: Mapping[str, Any]) 
     check_name(values["name"])
     recipe = Recipe(**values)
     _check_ends(recipe)
+    _check_executor(recipe)
     return recipe
 
 
@@ -381,6 +397,25 @@ def _check_ends(recipe: Recipe) -> None:
     # Never shown: webhooks have their secret in the path.
     if recipe.notify_url is not None and parsed_url(recipe.notify_url) is None:
         raise InvalidOption("--notify-url", "(not shown)", "an http or https URL in ASCII, without spaces")
+
+
+def _check_executor(recipe: Recipe) -> None:
+    """What a cluster's nodes decide cannot be asked for beside it.
+
+    Raises:
+        InvalidOption: it was.
+    """
+    if recipe.executor is ExecutorChoice.LOCAL:
+        said = {"--ray-address": recipe.ray_address, "--ray-nodes": ",".join(recipe.ray_nodes)}
+        found = next(((option, value) for option, value in said.items() if value), None)
+        if found is not None:
+            raise InvalidOption(*found, "nothing without --executor ray")
+        return
+    if recipe.gpus is not None:
+        raise InvalidOption("--gpus", ",".join(map(str, recipe.gpus)), "nothing with --executor ray: see --ray-nodes")
+    if recipe.parallel != 1:
+        shown = "auto" if recipe.parallel == AUTO_PARALLEL else str(recipe.parallel)
+        raise InvalidOption("--parallel", shown, "1 with --executor ray: each trial has a node to itself")
 
 
 def check_name(name: str) -> None:
@@ -531,6 +566,18 @@ def parse_parallel(text: str) -> int:
     if not (word.isascii() and word.isdigit() and 1 <= int(word[:4]) <= MOST_PARALLEL and len(word) <= 4):
         raise InvalidOption("--parallel", text, f"auto, or a number from 1 to {MOST_PARALLEL}")
     return int(word)
+
+
+def parse_address(text: str) -> str | None:
+    """`auto` as None, or `HOST:PORT` of a cluster's head.
+
+    Raises:
+        InvalidOption: neither; `ray://` is Ray's client, whose jobs do not end with it.
+    """
+    word = text.strip()
+    if not re.fullmatch(ADDRESS, word, re.ASCII):
+        raise InvalidOption("--ray-address", text, "auto, or HOST:PORT of the cluster's head, such as gpu01:6379")
+    return None if word == "auto" else word
 
 
 def parse_load(text: str) -> LoadChoice:

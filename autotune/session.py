@@ -5,32 +5,33 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from autotune.budget import Ending
 from autotune.endings import Endings
+from autotune.engine.base import ServerIdentity
 from autotune.engine.command import shown_argv
+from autotune.engine.reaping import ReapReport
 from autotune.errors import AutotuneError, Interrupted, StorageError, StudyFatal
 from autotune.executor.base import Executor
-from autotune.executor.building import local_executor
+from autotune.executor.building import fetch_all_weights, local_executor
+from autotune.executor.local import reap_here
 from autotune.life import Event
 from autotune.load.loops import new_loop
 from autotune.node.probe import GpuProbe
-from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
 from autotune.planning.stored import kept_of
-from autotune.planning.weights import weights_wanted
+from autotune.recipe import ExecutorChoice
 from autotune.records import ClockKind
 from autotune.search.asked import asked_limits, asked_rule
 from autotune.search.proposer import Proposer
 from autotune.store.codec import encode
-from autotune.store.folder import LockHolder
+from autotune.store.folder import LockHolder, StudyFolder
 from autotune.store.places import Places
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
@@ -66,15 +67,18 @@ def run_study(
         study = store.create_or_resume_study(spec_of(plan))
         with folder.locked(me), Projection.open(store) as projection:
             study = _aim(store, study, target)
-            executor = local_executor(plan, probe, observer.note)
-            reap_left_over(store, study.name, observer, executor)
-            fetch_all_weights(plan, observer)
+            executor = _executor(plan, store, folder, probe, observer)
             floor = executor.floor
-            if floor.most == 1 and plan.recipe.parallel != 1 and plan.node.gpu_count > 1:
+            if (
+                plan.recipe.executor is ExecutorChoice.LOCAL
+                and floor.most == 1
+                and plan.recipe.parallel != 1
+                and plan.node.gpu_count > 1
+            ):
                 observer.note(
                     "one trial at a time: too few cores, or a server command without {gpus} (docs/parallel.md)"
                 )
-            if floor.most > 1:
+            if floor.most > 1 and floor.one_node:
                 observer.note(f"up to {floor.most} trials at once; baseline and finalists are measured alone")
             run = StudyRun(
                 plan=plan,
@@ -98,6 +102,31 @@ def run_study(
             with closing(executor):
                 _execute(run, store)
             return run.ending
+
+
+def _executor(
+    plan: StudyPlan, store: Store, folder: StudyFolder, probe: GpuProbe | None, observer: StudyObserver
+) -> Executor:
+    """What performs the study's trials, when what a dead tuner left is stopped and weights are where they have to be.
+
+    Raises:
+        ClusterUnusable: Ray's nodes are not there, or differ.
+        WeightsMissing, Interrupted: see `fetch_all_weights`.
+        StorageError: see `reap_left_over`.
+    """
+    name = plan.recipe.name
+    if plan.recipe.executor is ExecutorChoice.LOCAL:
+        reap_left_over(store, name, observer, reap_here)
+        fetch_all_weights(plan, observer.note)
+        return local_executor(plan, probe, observer.note)
+    from autotune.executor.ray_cluster import Cluster
+    from autotune.executor.ray_executor import RayExecutor
+
+    executor = RayExecutor(plan, Cluster.join(plan.recipe.ray_address), folder.path, observer.note)
+    hosts = ", ".join(sorted(executor.hosts))
+    observer.note(f"up to {executor.floor.most} trials at once, each with a node of the Ray cluster to itself: {hosts}")
+    reap_left_over(store, name, observer, executor.reap)
+    return executor
 
 
 def _execute(run: StudyRun, store: Store) -> None:
@@ -169,7 +198,9 @@ def _aim(store: Store, study: StudyRecord, target: Target) -> StudyRecord:
     return store.study(study.name)
 
 
-def reap_left_over(store: Store, study: str, observer: StudyObserver, executor: Executor) -> None:
+def reap_left_over(
+    store: Store, study: str, observer: StudyObserver, reap: Callable[[ServerIdentity], ReapReport | None]
+) -> None:
     """Stop what attempts of a killed tuner left running, and store those attempts as interrupted.
 
     What cannot be looked at now, on a machine that is away, is left to the next holder of its GPUs' leases there.
@@ -179,7 +210,7 @@ def reap_left_over(store: Store, study: str, observer: StudyObserver, executor: 
     """
     for attempt in store.unfinished_attempts(study):
         if attempt.identity is not None:
-            report = executor.reap(attempt.identity)
+            report = reap(attempt.identity)
             at = f" on {attempt.identity.host}" if attempt.identity.host else ""
             if report is None:
                 observer.note(f"what trial {attempt.trial} of an ended tuner may have left{at} cannot be looked at now")
@@ -193,22 +224,6 @@ def reap_left_over(store: Store, study: str, observer: StudyObserver, executor: 
                     hint="End it by hand (it may be stuck in the driver), then run the same command again.",
                 )
         TrialLife(store, study, attempt.trial).cut_off(Event.LOST)
-
-
-def fetch_all_weights(plan: StudyPlan, observer: StudyObserver) -> None:
-    """Before the first launch, whose start deadline is no time to download in.
-
-    Raises:
-        WeightsMissing: the hub does not give them, or there is no room; the study is kept as it is.
-        Interrupted: Ctrl-C; what arrived is kept.
-    """
-    try:
-        for order in weights_wanted(plan, os.environ, Path.home()):
-            fetch_weights(order, os.environ, observer.note)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "the download of the weights was stopped; what arrived is kept", hint="The same command goes on with it."
-        ) from None
 
 
 @contextmanager

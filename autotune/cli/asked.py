@@ -115,6 +115,20 @@ Parallel = Annotated[
         "Baseline and finalists are measured alone."
     ),
 ]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        help="local (this machine), or ray: each trial on a node of a Ray cluster, several at once (docs/nodes.md).",
+    ),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="With --executor ray: HOST:PORT of the cluster's head; auto: RAY_ADDRESS, or here.")
+]
+RayNodes = Annotated[
+    str | None,
+    typer.Option(help="With --executor ray: the nodes to use, by host name, address or kind, separated by commas."),
+]
 ObjectiveName = Annotated[
     str | None,
     typer.Option(
@@ -135,6 +149,9 @@ def arguments(
     max_time: str | None,
     gpu_busy: str | None = None,
     parallel: str | None = None,
+    executor: str | None = None,
+    ray_address: str | None = None,
+    ray_nodes: str | None = None,
     server_args: list[str] | None,
     abandon: str | None = None,
     max_gpu_hours: str | None = None,
@@ -152,6 +169,7 @@ def arguments(
         LEAST_GAIN,
         MOST_CONFIDENCE,
         MOST_GAIN,
+        parse_address,
         parse_busy,
         parse_command,
         parse_gpu_hours,
@@ -179,6 +197,9 @@ def arguments(
         "max_time_s": None if max_time is None else parse_time(max_time, "--max-time"),
         "gpu_busy_s": None if gpu_busy is None else parse_busy(gpu_busy, "--gpu-busy"),
         "parallel": None if parallel is None else parse_parallel(parallel),
+        "executor": _executor(executor),
+        "ray_address": None if ray_address is None else parse_address(ray_address),
+        "ray_nodes": None if ray_nodes is None else parse_names(ray_nodes, "--ray-nodes"),
         "extra_args": tuple(server_args) if server_args else None,
     }
 
@@ -224,7 +245,7 @@ def plan_of(
     from autotune.cli.surroundings import surroundings
     from autotune.errors import InvalidOption
     from autotune.planning import make_plan
-    from autotune.recipe import compose, find_study_file, read_study_file, shipped_studies
+    from autotune.recipe import ExecutorChoice, compose, find_study_file, read_study_file, shipped_studies
     from autotune.records import PickRule
 
     from_file: dict[str, Any] = {}
@@ -235,7 +256,12 @@ def plan_of(
         rule = None if pick is None else PickRule(pick)
     except ValueError:
         raise InvalidOption("--pick", pick, ", ".join(PickRule)) from None
-    return make_plan(compose(from_file, given), surroundings(), pick_rule=rule, vllm_command=vllm_command)
+    recipe, here = compose(from_file, given), surroundings()
+    if recipe.executor is ExecutorChoice.RAY:
+        from autotune.executor.ray_cluster import surroundings_there
+
+        here = surroundings_there(here, recipe)
+    return make_plan(recipe, here, pick_rule=rule, vllm_command=vllm_command)
 
 
 def _objective(text: str | None) -> object:
@@ -248,6 +274,18 @@ def _objective(text: str | None) -> object:
         return Objective(text)
     except ValueError:
         raise InvalidOption("--objective", text, ", ".join(Objective)) from None
+
+
+def _executor(text: str | None) -> object:
+    from autotune.errors import InvalidOption
+    from autotune.recipe import ExecutorChoice
+
+    if text is None:
+        return None
+    try:
+        return ExecutorChoice(text)
+    except ValueError:
+        raise InvalidOption("--executor", text, ", ".join(ExecutorChoice)) from None
 
 
 def _engine(text: str | None) -> object:

@@ -70,7 +70,7 @@ def _asked(quick: bool, files: tuple[Path, ...], seeds: int | None, names: str |
     from autotune.bench.recorded import shipped_recorded
     from autotune.bench.run import QUICK_NODES, QUICK_SEEDS, SEEDS, Asked, slow_first
     from autotune.bench.situations import NODES
-    from autotune.cli.surroundings import cache_dir
+    from autotune.node.machine import cache_dir
 
     nodes = QUICK_NODES if quick else tuple(one.name for one in NODES)
     return Asked(

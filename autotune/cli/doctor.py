@@ -88,10 +88,11 @@ def _refuse_contradictions(
 
 def _here(*, look: bool) -> Here:
     """This machine; its driver is opened only to `look`."""
-    from autotune.cli.surroundings import cache_dir, has_kfd
+    from autotune.cli.surroundings import has_kfd
     from autotune.doctor import Problem
     from autotune.doctor.gather import Here
     from autotune.errors import UnsupportedHardware
+    from autotune.node.machine import cache_dir
     from autotune.node.nvml_probe import open_probe
 
     environ = dict(os.environ)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
-from autotune.cli.surroundings import cache_dir, places_of
+from autotune.cli.surroundings import places_of
+from autotune.node.machine import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ BUSY_TIMEOUT_NAME = "AUTOTUNE_BUSY_TIMEOUT_S"
 
 def surroundings() -> Surroundings:
     """This process's own environment, driver and file system."""
-    from autotune.node.machine import count_numa_nodes
+    from autotune.node.machine import cache_dir, count_numa_nodes, shm_bytes
     from autotune.node.nvml_probe import open_probe
     from autotune.planning import Surroundings
 
@@ -27,17 +26,11 @@ def surroundings() -> Surroundings:
         environ=environ,
         home=Path.home(),
         probe=open_probe(),
-        shm_bytes=_shm_bytes(),
+        shm_bytes=shm_bytes(),
         has_kfd=has_kfd(),
         cache_dir=cache_dir(environ),
         numa_nodes=count_numa_nodes(),
     )
-
-
-def cache_dir(environ: Mapping[str, str]) -> Path:
-    """Where what is slow to ask is remembered: AUTOTUNE_CACHE_DIR, else `autotune` in the user's cache."""
-    chosen = environ.get("AUTOTUNE_CACHE_DIR")
-    return Path(chosen) if chosen else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
 
 
 def author_of(given: str | None) -> str:
@@ -76,11 +69,3 @@ def places_of(studies_dir: Path, storage: str | None) -> Places:
     if not 0 <= seconds <= 86400:
         raise InvalidOption(BUSY_TIMEOUT_NAME, text, "seconds, from 0 to 86400")
     return replace(places, busy_timeout_s=seconds)
-
-
-def _shm_bytes() -> int | None:
-    try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked, nothing is written there
-    except OSError:
-        return None
-    return found.f_frsize * found.f_blocks

@@ -146,6 +146,10 @@ _TABLE: dict[FailureClass, tuple[str, ...]] = {
         "Loosen --slo, or take a smaller or quantised model, more tensor parallelism or faster GPUs: this config is at "
         "no rate within the limits.",
     ),
+    _C.NODE_LOST: (
+        "Look why the machine or Ray's worker on it went: its OOM killer (`dmesg`), a reboot, `ray status`.",
+        "Raise `attempts` of the study file where machines come and go.",
+    ),
     _C.HANG: (
         "Look at the last milestone: a long load of weights needs a longer start deadline, not a restart.",
         *_NCCL[:2],

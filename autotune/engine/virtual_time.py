@@ -55,3 +55,20 @@ class VirtualTime:
             until_s, _, _, future = heapq.heappop(self._asleep)
             self._now_s = max(self._now_s, until_s)
             future.set_result(None)
+
+
+class PacedTime(VirtualTime):
+    """The same at a real pace, so that a simulated trial lasts: for benchmarks and tests of what happens meanwhile.
+
+    Args:
+        pace: real seconds that a virtual one takes.
+    """
+
+    def __init__(self, pace: float) -> None:
+        super().__init__()
+        self._pace = pace
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for so many virtual seconds, in real ones."""
+        await asyncio.sleep(max(0.0, seconds) * self._pace)
+        await super().sleep(seconds)

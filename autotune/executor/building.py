@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 
 from autotune.engine.base import Engine
 from autotune.engine.command import CommandKind, chooses_gpus
@@ -16,13 +17,16 @@ from autotune.engine.ports import Ports
 from autotune.engine.process import ProcessEngine, ProcessSettings
 from autotune.engine.process_server import LoadSettings
 from autotune.engine.simulated import SimulatedEngine
+from autotune.errors import Interrupted
 from autotune.executor.base import Floor
 from autotune.executor.local import LocalExecutor
 from autotune.load.tokenizing import find_tokenizer
 from autotune.node.leases import NodeLeases, lease_folder, this_process
 from autotune.node.machine import numa_cores, own_cores
 from autotune.node.probe import GpuProbe
+from autotune.node.weights_download import fetch_weights
 from autotune.planning import StudyPlan
+from autotune.planning.weights import weights_wanted
 from autotune.recipe import AUTO_PARALLEL
 from autotune.records import EngineKind
 from autotune.scheduling.cores import most_beside
@@ -34,6 +38,22 @@ def local_executor(plan: StudyPlan, probe: GpuProbe | None, tell: Callable[[str]
     hold, guard = hold_of(plan, probe, tell)
     engine, clock_s, wait = make_engine(plan, guard, hold)
     return LocalExecutor(engine=engine, floor=floor_of(plan, engine, probe), clock_s=clock_s, wait=wait, hold=hold)
+
+
+def fetch_all_weights(plan: StudyPlan, tell: Callable[[str], None]) -> None:
+    """Before the first launch, whose start deadline is no time to download in.
+
+    Raises:
+        WeightsMissing: the hub does not give them, or there is no room; the study is kept as it is.
+        Interrupted: Ctrl-C; what arrived is kept.
+    """
+    try:
+        for order in weights_wanted(plan, os.environ, Path.home()):
+            fetch_weights(order, os.environ, tell)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "the download of the weights was stopped; what arrived is kept", hint="The same command goes on with it."
+        ) from None
 
 
 def trials_at_once(plan: StudyPlan, cores: Collection[int]) -> int:

@@ -15,6 +15,11 @@ from autotune.records import ClockKind
 from autotune.trial import TrialObserver, TrialRun, run_trial
 
 
+def reap_here(identity: ServerIdentity) -> ReapReport | None:
+    """Stop what is left of a server on this machine; what ran on another one cannot be looked for from here."""
+    return reap(identity) if identity.host in ("", platform.node()) else None
+
+
 @dataclass(slots=True, kw_only=True)
 class LocalExecutor:
     """Performs attempts in this process.
@@ -55,8 +60,8 @@ class LocalExecutor:
         return await run_trial(self.engine, order, clock=self.clock_s, observer=observer)
 
     def reap(self, identity: ServerIdentity) -> ReapReport | None:
-        """What ran on another machine cannot be looked for from here."""
-        return reap(identity) if identity.host in ("", platform.node()) else None
+        """See `reap_here`."""
+        return reap_here(identity)
 
     def close(self) -> None:
         """Release the leases."""

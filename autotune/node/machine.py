@@ -66,6 +66,21 @@ def read_room(path: Path) -> Room | None:
     return None
 
 
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Where what is slow to ask is remembered: AUTOTUNE_CACHE_DIR, else `autotune` in the user's cache."""
+    chosen = environ.get("AUTOTUNE_CACHE_DIR")
+    return Path(chosen) if chosen else Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune"
+
+
+def shm_bytes() -> int | None:
+    """Size of /dev/shm."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked, nothing is written there
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
 def count_numa_nodes(online: Path = Path("/sys/devices/system/node/online")) -> int | None:
     """NUMA nodes of the machine, from the kernel's list; None where there is no such list (no Linux, no /sys)."""
     try:

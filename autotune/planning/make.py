@@ -22,7 +22,7 @@ from autotune.planning.flag_checks import check_extra, check_space, extra_flags,
 from autotune.planning.guarding import guard_prompts
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
-from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, Recipe
+from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, ExecutorChoice, Recipe
 from autotune.records import (
     Arrivals,
     Config,
@@ -63,6 +63,7 @@ def make_plan(
     """
     check_sampler(recipe.sampler)
     node, engine, notes = _choose_engine(recipe, here)
+    _check_limits_of_ray(recipe, engine)
     if recipe.max_gpu_s is not None and not node.gpus:
         raise InvalidOption("--max-gpu-hours", f"{recipe.max_gpu_s / 3600:g}", "a node with GPUs: there are none here")
     shape, shape_notes = _shape(recipe.model, here, engine)
@@ -120,6 +121,15 @@ def make_plan(
         prompts=guard_prompts(recipe.quality, space),
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
+
+
+def _check_limits_of_ray(recipe: Recipe, engine: EngineKind) -> None:
+    """Virtual times of different nodes have no common now."""
+    if recipe.executor is not ExecutorChoice.RAY or engine is not EngineKind.SIMULATED:
+        return
+    for option, value in (("--max-time", recipe.max_time_s), ("--max-gpu-hours", recipe.max_gpu_s)):
+        if value is not None:
+            raise InvalidOption(option, f"{value:g} s", "nothing in a simulation with --executor ray")
 
 
 def _limits(recipe: Recipe, workload: Workload) -> Slo | None:
@@ -259,7 +269,7 @@ IDLE_BYTES = 1 << 30
 
 def _others_bytes(node: Node, here: Surroundings) -> int:
     """Memory that other processes hold on the fullest GPU of this machine that a study may use; 0 for a named node."""
-    if here.probe is None or node.simulated:
+    if here.probe is None or node.simulated or here.serving is not None:
         return 0
     used = [here.probe.memory_used(gpu.index) for gpu in node.gpus]
     return max((bytes_ for bytes_ in used if bytes_ >= IDLE_BYTES), default=0)
@@ -314,17 +324,10 @@ def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind
         return parse_node_name(recipe.node or recipe.default_node or DEFAULT_NODE), EngineKind.SIMULATED, ()
     if recipe.node is not None:
         raise InvalidOption("--node", recipe.node, "nothing with --engine process, which runs on this machine")
-    found = detect_node(
-        here.probe,
-        here.environ,
-        requested,
-        shm_bytes=here.shm_bytes,
-        has_kfd=here.has_kfd,
-        numa_nodes=here.numa_nodes,
-    )
+    found = here.serving if here.serving is not None else _this_node(here, requested)
     if recipe.engine is EngineChoice.PROCESS:
         return found or cpu_node(shm_bytes=here.shm_bytes), EngineKind.PROCESS, ()
-    if found is not None:
+    if found is not None and found.gpus:
         return found, EngineKind.PROCESS, ()
     name = recipe.default_node or DEFAULT_NODE
     note = (
@@ -332,6 +335,17 @@ def _choose_engine(recipe: Recipe, here: Surroundings) -> tuple[Node, EngineKind
         "(choose another with --node, or run real servers with --engine process)."
     )
     return parse_node_name(name), EngineKind.SIMULATED, (note,)
+
+
+def _this_node(here: Surroundings, requested: str | None) -> Node | None:
+    return detect_node(
+        here.probe,
+        here.environ,
+        requested,
+        shm_bytes=here.shm_bytes,
+        has_kfd=here.has_kfd,
+        numa_nodes=here.numa_nodes,
+    )
 
 
 def _shape(model: str, here: Surroundings, engine: EngineKind) -> tuple[ModelShape | None, tuple[str, ...]]:

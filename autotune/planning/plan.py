@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ class Surroundings:
         probe: None where there is no NVIDIA driver.
         numa_nodes: of this machine; None where it is not known.
         ask: version and flags of a server command; slow (it imports vLLM) unless cached.
+        serving: the node that servers run on, where that is another one (a cluster's); None where it is this.
+        ask_there: `ask` on that node.
     """
 
     environ: Mapping[str, str] = field(repr=False)
@@ -42,8 +44,12 @@ class Surroundings:
     has_kfd: bool
     cache_dir: Path
     numa_nodes: int | None = None
+    serving: Node | None = None
+    ask_there: Callable[[VllmCommand, float], tuple[str | None, AcceptedFlags]] | None = None
 
     def ask(self, command: VllmCommand, *, deadline_s: float) -> tuple[str | None, AcceptedFlags]:
+        if self.ask_there is not None:
+            return self.ask_there(command, deadline_s)
         found = ask_flags(question_words(command), self.cache_dir, env=self.environ, deadline_s=deadline_s)
         return found.version, found.accepted
 

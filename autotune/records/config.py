@@ -87,6 +87,7 @@ class FailureClass(StrEnum):
     COMPILE_FAILED = "compile_failed"
     MISSING_DEPENDENCY = "missing_dependency"
     SLO_MISSED = "slo_missed"
+    NODE_LOST = "node_lost"
     HANG = "hang"
     CRASH = "crash"
     HEALTHY = "healthy"
@@ -109,6 +110,7 @@ ENVIRONMENT_CLASSES = frozenset(
         FailureClass.SHARED_MEMORY,
         FailureClass.PORT_IN_USE,
         FailureClass.COMPILE_CACHE,
+        FailureClass.NODE_LOST,
         FailureClass.HANG,
         FailureClass.CRASH,
     }

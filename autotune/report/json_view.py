@@ -88,6 +88,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
         "config_hash": trial.config.hash,
         "gpus": trial.gpus,
         "attempts": trial.attempts,
+        "host": trial.result.host if trial.result else None,
         "clock": str(result.clock) if result else None,
         "on_front": trial.number in view.front,
         "limit": next((str(verdict.limit) for verdict in view.verdicts(trial)), None),

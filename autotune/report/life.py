@@ -18,20 +18,28 @@ _PHASES = frozenset(ENTERED.values())
 def life_table(attempts: Sequence[AttemptRecord]) -> Group:
     """One row an attempt: when it began, the phases it went through, and what its end led to."""
     table = grid()
-    for head in ("attempt", "began (UTC)", "phases, from", "ended as", "then"):
+    hosts = [host_of(attempt) for attempt in attempts]
+    for head in ("attempt", *(["on"] if any(hosts) else []), "began (UTC)", "phases, from", "ended as", "then"):
         column(table, head)
-    for attempt in attempts:
+    for attempt, host in zip(attempts, hosts, strict=True):
         entered = [found for found in attempt.transitions if found.move.event in _PHASES]
         ends = [found for found in attempt.transitions if found.move.event not in {*_PHASES, Event.ATTEMPT}]
         add(
             table,
             str(attempt.number),
+            *([printable(host or MISSING)] if any(hosts) else []),
             f"{attempt.started_at:%Y-%m-%d %H:%M:%S}",
             ", ".join(f"{found.move.after} {seconds(found.elapsed_s)}" for found in entered) or MISSING,
             ", ".join(_ending(found) for found in ends) or str(attempt.state),
             printable(str(ends[-1].move.after).replace("_", " ")) if ends else MISSING,
         )
     return titled("Attempts", table)
+
+
+def host_of(attempt: AttemptRecord) -> str | None:
+    """The machine of a cluster that it ran on, as far as is known; None on the tuner's own."""
+    known = attempt.result.host if attempt.result else None
+    return known or (attempt.identity.host if attempt.identity else None) or None
 
 
 def _ending(found: TransitionRecord) -> str:
@@ -48,6 +56,7 @@ def life_document(attempts: Sequence[AttemptRecord]) -> list[dict[str, Any]]:
             "started_at": attempt.started_at.isoformat(),
             "ended_at": attempt.ended_at.isoformat() if attempt.ended_at else None,
             "directory": attempt.directory,
+            "host": host_of(attempt),
             "moves": [
                 {
                     "before": str(found.move.before),

@@ -248,7 +248,7 @@ def test_a_study_that_was_interrupted_goes_on_beside_others(tmp_path: Path) -> N
         left = [trial.number for trial in run.trials() if trial.result is None]
         assert len(left) >= 2
         assert all(record.trial in left for record in run.store.unfinished_attempts("s"))
-        reap_left_over(run.store, "s", Notes(), run.executor)
+        reap_left_over(run.store, "s", Notes(), run.executor.reap)
     again = FakeEngine(script=speeds)
     with study_run(tmp_path, again) as (run, observer):
         asyncio.run(run.run())

@@ -43,7 +43,7 @@ def test_written_log(case):
 
 def test_every_class_has_two_texts_of_different_kind():
     counted = Counter(case["class"] for case in WRITTEN)
-    of_logs = set(FailureClass) - {FailureClass.SLO_MISSED}  # that one is measured
+    of_logs = set(FailureClass) - {FailureClass.SLO_MISSED, FailureClass.NODE_LOST}  # measured; told by Ray
     assert {kind: counted[kind] for kind in of_logs if counted[kind] < 2} == {}
 
 

@@ -1,0 +1,376 @@
+"""The executor on a Ray cluster: each attempt is a Ray task in a placement group that is a whole node.
+
+Ray decides which node (STRICT_PACK: all GPUs of a trial on one), notices when one is lost, and ends tasks and groups
+with the tuner that made them. Only alike nodes are candidates, by their labels; after a loss, others than the lost one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.engine.base import Milestone, ServerIdentity
+from autotune.engine.reaping import ReapReport, reap
+from autotune.errors import AutotuneError, ClusterUnusable, NodeBusy, StorageError
+from autotune.executor.base import Assignment, Floor
+from autotune.executor.errand import (
+    Entered,
+    Errand,
+    Event,
+    FilePart,
+    Performed,
+    Placed,
+    Refused,
+    Told,
+    Withdrawn,
+    keep,
+    packed,
+    travelling,
+    unpacked,
+)
+from autotune.executor.lost import Lost, lost_run
+from autotune.executor.nodes import NodeReport, NodeSeats
+from autotune.executor.ray_cluster import Cluster
+from autotune.executor.ray_task import GOES_S, Wishes, task
+from autotune.planning import StudyPlan
+from autotune.records import ClockKind, EngineKind, LoadLevel, Phase
+from autotune.trial import TrialObserver, TrialRun
+
+POLL_S = 0.5
+TOLD_S = 60.0
+"""How long a trial waits for its node before the operator is told."""
+GONE_S = 120.0
+"""How long a study waits for nodes when none is left."""
+END, HURRY = 1, 2
+
+
+class _Lost(Exception):
+    """The node or Ray's worker on it went while an attempt ran."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """One attempt as the tuner has heard of it."""
+
+    observer: TrialObserver
+    node: NodeReport
+    folder: Path
+    key: str
+    phase: Phase = Phase.WAITING
+    elapsed_s: float = 0.0
+    scratch: str | None = None
+    urgency: int = 0
+    cancelled: bool = False
+    events: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
+
+
+class RayExecutor:
+    """Performs attempts on alike nodes of a cluster.
+
+    Args:
+        folder: of the study; it exists.
+        tell: one line for the operator.
+        pace: see `Errand`.
+
+    Attributes:
+        performed: (trial, Ray's id of the node) of every attempt.
+    """
+
+    def __init__(
+        self,
+        plan: StudyPlan,
+        cluster: Cluster,
+        folder: Path,
+        tell: Callable[[str], None],
+        *,
+        pace: float = 0.0,
+    ) -> None:
+        """Ask the nodes.
+
+        Raises:
+            ClusterUnusable: none of them is there for this study, or they differ.
+        """
+        self._plan, self._cluster, self._tell = plan, cluster, tell
+        self._folder, self._pace = folder.resolve(), pace
+        self._nodes = {one.id: one for one in self._fitting(cluster.usable(plan.recipe.ray_nodes, self._folder))}
+        self.performed: list[tuple[int, str]] = []
+        self._lost: dict[int, set[str]] = {}
+        self._running = 0
+        most = sum(self._room(one) for one in self._nodes.values())
+        self._floor = Floor(seats=NodeSeats(most), most=most, one_node=False)
+        self._sent = cluster.ray.put(packed(travelling(plan)))
+        self._wishes = self._desk()
+        unshared = sorted({one.host for one in self._nodes.values() if not one.reads})
+        if unshared:
+            tell(f"{self._folder} is not shared with {', '.join(unshared)}: raw files are sent when a trial has ended")
+
+    @property
+    def clock(self) -> ClockKind:
+        """The nodes' engines'."""
+        return ClockKind.VIRTUAL if self._plan.engine is EngineKind.SIMULATED else ClockKind.WALL
+
+    @property
+    def floor(self) -> Floor:
+        """A place for each node."""
+        return self._floor
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Names of the nodes' machines."""
+        return tuple(one.host for one in self._nodes.values())
+
+    def limit_to(self, nodes: int) -> None:
+        """Use no more than so many of them; before anything is performed."""
+        self._nodes = dict(list(self._nodes.items())[:nodes])
+        most = sum(self._room(one) for one in self._nodes.values())
+        self._floor = Floor(seats=NodeSeats(most), most=most, one_node=False)
+
+    def now(self) -> float:
+        """Real seconds, which a study on a cluster is limited in."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait them."""
+        await asyncio.sleep(seconds)
+
+    async def take(self) -> None:
+        """Nothing: GPUs are leased attempt by attempt, on the node that Ray chooses."""
+
+    def reap(self, identity: ServerIdentity) -> ReapReport | None:
+        """On the machine that it ran on."""
+        return self._cluster.reap(identity) if identity.host else reap(identity)
+
+    def close(self) -> None:
+        """Leave the cluster; what is left of this study there ends."""
+        self._cluster.leave()
+
+    async def perform(self, assignment: Assignment, observer: TrialObserver) -> TrialRun:
+        """See the seam."""
+        from ray.util import remove_placement_group
+
+        group = await self._group(assignment)
+        self._running += 1
+        try:
+            node = await self._placed(group, assignment)
+            self.performed.append((assignment.trial, node.id))
+            run = await self._on(node, group, assignment, observer)
+        finally:
+            self._running -= 1
+            remove_placement_group(group)
+        return replace(run, result=replace(run.result, host=node.host))
+
+    # --- where ------------------------------------------------------------------------------------------------------
+
+    def _fitting(self, nodes: tuple[NodeReport, ...]) -> tuple[NodeReport, ...]:
+        """Nodes with as many GPUs as the planned one; of a simulation Ray's figures alone are there to be compared.
+
+        Raises:
+            ClusterUnusable: no node has them.
+        """
+        need = self._plan.node
+        fitting = tuple(one for one in nodes if self._room(one))
+        if self._plan.engine is EngineKind.PROCESS:
+            fitting = tuple(one for one in fitting if one.node.name == need.name)
+        if not fitting:
+            raise ClusterUnusable(
+                f"no node of the Ray cluster has the {need.gpu_count} GPUs of {need.name}", hint="See `ray status`."
+            )
+        return fitting
+
+    def _room(self, node: NodeReport) -> int:
+        """Trials that Ray can place there: one, but on nodes larger than a simulated one."""
+        need = self._plan.node.gpu_count
+        return node.gpus // need if need else min(1, node.cpus)
+
+    def _bundle(self) -> dict[str, float]:
+        need = self._plan.node.gpu_count
+        return {"GPU": float(need)} if need else {"CPU": float(min(one.cpus for one in self._nodes.values()))}
+
+    async def _candidates(self, assignment: Assignment) -> tuple[str, ...]:
+        """Nodes for an attempt: the wanted machine's where it is there, and none that it was lost on if others are.
+
+        Raises:
+            ClusterUnusable: no node is left, and none came back in time.
+        """
+        waited_s = time.monotonic()
+        while True:
+            alive = self._cluster.nodes()
+            here = [node for node in self._nodes if node in alive]
+            if here:
+                break
+            await self._welcome(alive)
+            if time.monotonic() - waited_s > GONE_S:
+                raise ClusterUnusable(
+                    f"none of the nodes of this study is left ({', '.join(self.hosts)})",
+                    hint="Bring one back with `ray start`, then the same command goes on.",
+                )
+            await asyncio.sleep(POLL_S)
+        elsewhere = [node for node in here if node not in self._lost.get(assignment.trial, ())]
+        wanted = [node for node in elsewhere if self._nodes[node].host == assignment.host]
+        return tuple(wanted or elsewhere or here)
+
+    async def _welcome(self, alive: dict[str, dict[str, Any]]) -> None:
+        """Nodes that joined since, if they are like the others."""
+        fresh = [node for node in alive if node not in self._nodes]
+        kinds = {one.kind for one in self._nodes.values()}
+        for one in await asyncio.to_thread(self._cluster.reports, fresh, self._folder):
+            if one.kind in kinds and self._room(one):
+                self._nodes[one.id] = one
+
+    async def _group(self, assignment: Assignment) -> Any:
+        from ray.util import placement_group
+
+        candidates = await self._candidates(assignment)
+        return placement_group(
+            [self._bundle()],
+            strategy="STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": f"in({','.join(candidates)})"}],
+        )
+
+    async def _placed(self, group: Any, assignment: Assignment) -> NodeReport:
+        """Wait for the node.
+
+        Raises:
+            NodeBusy: somebody else uses all of them, for longer than the study waits.
+        """
+        from ray.util import placement_group_table
+
+        begun_s, told = time.monotonic(), False
+        while not await asyncio.to_thread(group.wait, POLL_S):
+            waited_s = time.monotonic() - begun_s
+            if self._running > len(self._nodes):
+                begun_s = time.monotonic()  # behind trials of its own
+            elif waited_s > max(self._plan.recipe.gpu_busy_s, TOLD_S / 4):
+                raise NodeBusy(
+                    f"no node of the Ray cluster has become free for trial {assignment.trial} in {waited_s:.0f} s",
+                    hint="`ray status` shows who uses them; --gpu-busy wait would have waited.",
+                )
+            elif waited_s > TOLD_S and not told:
+                told = True
+                self._tell(f"trial {assignment.trial} waits for a free node of the Ray cluster")
+        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
+        return self._nodes[node]
+
+    # --- one attempt ------------------------------------------------------------------------------------------------
+
+    def _desk(self) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        mine = self._cluster.ray.get_runtime_context().get_node_id()
+        here = NodeAffinitySchedulingStrategy(node_id=mine, soft=False)
+        return self._cluster.ray.remote(num_cpus=0)(Wishes).options(scheduling_strategy=here).remote()
+
+    async def _on(self, node: NodeReport, group: Any, assignment: Assignment, observer: TrialObserver) -> TrialRun:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        folder = assignment.order.launch.directory.resolve()
+        order = replace(assignment.order, launch=replace(assignment.order.launch, directory=folder))
+        errand = Errand(trial=assignment.trial, order=order, shares_folder=node.reads, pace=self._pace)
+        running = _Running(observer=observer, node=node, folder=folder, key=secrets.token_hex(8))
+        there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        bundle = self._bundle()
+        remote = self._cluster.ray.remote(num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_retries=0)
+        stream = (
+            remote(task)
+            .options(scheduling_strategy=there, name=f"autotune {self._plan.recipe.name} trial {assignment.trial}")
+            .remote(self._sent, packed(errand), self._wishes, running.key, self._plan.recipe.stop_grace_s)
+        )
+        following = asyncio.create_task(self._follow(stream, running))
+        try:
+            return await self._heard(running)
+        except _Lost as lost:
+            self._lost.setdefault(assignment.trial, set()).add(node.id)
+            left = "" if running.scratch is None else f"; what it wrote may still lie there in {running.scratch}"
+            told = Lost(host=node.host, phase=running.phase, elapsed_s=running.elapsed_s, why=f"{lost}{left}")
+            return lost_run(told, self.clock, observer)
+        finally:
+            following.cancel()
+            self._wishes.wish.remote(running.key, HURRY)  # whatever ended it here, nothing is to run on
+
+    async def _follow(self, stream: Any, running: _Running) -> None:
+        """Queue what the node tells; a loss as the exception that says so."""
+        try:
+            async for reference in stream:
+                event = unpacked(await reference)
+                running.events.put_nowait(event)
+                if isinstance(event, Performed | Withdrawn | Refused):
+                    return
+            raise _Lost("its process ended without a word")
+        except self._cluster.ray.exceptions.RayError as error:
+            running.events.put_nowait(_Lost(_why(error)))
+        except _Lost as error:
+            running.events.put_nowait(error)
+
+    async def _heard(self, running: _Running) -> TrialRun:
+        """Pass on what the node tells, until the end.
+
+        Cancelled, ask the node to end the attempt and hear that it did; one whose server is being stopped already has
+        its result, which is waited for, unless cancelled again.
+        """
+        deadline_s: float | None = None
+        broken: BaseException | None = None
+        while True:
+            try:
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                async with asyncio.timeout(left_s):
+                    event = await running.events.get()
+            except TimeoutError:
+                raise broken or asyncio.CancelledError from None
+            except asyncio.CancelledError:
+                running.cancelled = True
+                self._wish(running)
+                deadline_s = time.monotonic() + self._plan.recipe.stop_grace_s + GOES_S
+                continue
+            if isinstance(event, BaseException):
+                if running.cancelled or broken:
+                    raise broken or asyncio.CancelledError
+                raise event
+            if isinstance(event, Performed) and broken is None:
+                return replace(event.run, cancelled=event.run.cancelled or running.cancelled)
+            if isinstance(event, Performed | Withdrawn | Refused):
+                raise broken or (event.error if isinstance(event, Refused) else asyncio.CancelledError())
+            try:
+                self._pass_on(event, running)
+            except AutotuneError as error:  # the store refused: the server is stopped, then that is passed on
+                broken = broken or error
+                self._wish(running)
+                deadline_s = time.monotonic() + self._plan.recipe.stop_grace_s + GOES_S
+
+    def _wish(self, running: _Running) -> None:
+        if running.phase is Phase.STOPPING and running.urgency == 0:
+            running.urgency = END  # it is being stopped
+            return
+        running.urgency = min(HURRY, running.urgency + 1)
+        self._wishes.wish.remote(running.key, running.urgency)
+
+    def _pass_on(self, event: Event, running: _Running) -> None:
+        match event:
+            case Entered():
+                running.phase, running.elapsed_s = event.phase, event.elapsed_s
+                running.observer.phase(event.phase, event.elapsed_s)
+            case ServerIdentity():
+                running.observer.identity(replace(event, host=running.node.host))
+            case Milestone():
+                running.observer.milestone(event)
+            case LoadLevel():
+                running.observer.level(event)
+            case Told():
+                self._tell(f"{running.node.host}: {event.text}")
+            case Placed():
+                running.scratch = event.directory
+            case FilePart():
+                try:
+                    keep(event, running.folder)
+                except OSError as error:
+                    raise StorageError(f"{running.folder / event.name}: {error.strerror or error}") from None
+            case Performed() | Withdrawn() | Refused():
+                raise AssertionError("an end is not passed on")
+
+
+def _why(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -113,6 +113,8 @@ def main() -> int:
         ),
     }
     rows: list[dict[str, Any]] = []
+    if not args.json:
+        print(f"{'load':>14} {'figure':>20} {'ours':>12} {'vllm bench':>12} {'difference':>11}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         # What a server does for the first time is slow, and would be in the figures of whoever comes first.
         ours(args, next(iter(loads.values()))[0], WARM_SEED, Path(folder) / "warm")
@@ -128,15 +130,17 @@ def main() -> int:
                 found = {who: measure() for who, measure in (turns if number % 2 == 0 else reversed(turns))}
                 figures = {f: {who: one[f] for who, one in found.items()} for f in FIGURES}
                 rows.append({"load": name, "round": number, "figures": figures})
+                if not args.json:
+                    _print_row(name, figures)
     if args.json:
         print(json.dumps({"format": FORMAT, "rows": rows}, indent=2))
-        return 0
-    print(f"{'load':>14} {'figure':>20} {'ours':>12} {'vllm bench':>12} {'difference':>11}")
-    for row in rows:
-        for name, pair in row["figures"].items():
-            share = pair["ours"] / pair["theirs"] - 1
-            print(f"{row['load']:>14} {name:>20} {pair['ours']:12,.2f} {pair['theirs']:12,.2f} {share:+11.1%}")
     return 0
+
+
+def _print_row(load: str, figures: dict[str, dict[str, float]]) -> None:
+    for name, pair in figures.items():
+        share = pair["ours"] / pair["theirs"] - 1
+        print(f"{load:>14} {name:>20} {pair['ours']:12,.2f} {pair['theirs']:12,.2f} {share:+11.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def fuzz(target: Target, examples: int, number: int) -> Row:
         number: of the seed; equal ones give equal inputs.
     """
     row = Row(target.name)
+    failing: tuple[bytes, list[int]] = (b"", [])
 
     @seed(number)
     @settings(
@@ -124,23 +125,28 @@ def fuzz(target: Target, examples: int, number: int) -> Row:
     )
     @given(mutated(target.samples), st.lists(st.integers(0, 10_000), max_size=4))
     def run(data: bytes, cuts: list[int]) -> None:
+        nonlocal failing
         begun = time.process_time()
         row.examples += 1
         try:
             target.parse(data, cuts)
         except target.refusals:
             row.refused += 1
+        except Exception:
+            failing = (data, cuts)  # the last one is the shortest
+            raise
         spent = time.process_time() - begun
         row.slowest_s = max(row.slowest_s, spent)
         if spent > SLOW_S:
+            failing = (data, cuts)
             raise AssertionError(f"takes {spent:.1f} s")
 
     begun = time.process_time()
     try:
         run()
     except Exception as error:  # noqa: BLE001 - whatever a parser raises is what is looked for
-        notes = "; ".join(" ".join(note.split()) for note in getattr(error, "__notes__", ()))
-        row.faults.append(f"{type(error).__name__}: {str(error)[:300]} -- {notes[:1500]}")
+        data, cuts = failing
+        row.faults.append(f"{type(error).__name__}: {str(error)[:300]} -- {data[:1500]!r}, cut at {cuts}")
     row.seconds = time.process_time() - begun
     return row
 

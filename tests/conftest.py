@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+# Before NumPy is imported: workers, one a core, whose matrices are multiplied by a thread a core wait for each other.
+# The program limits itself where it is whole (`one_thread.py`); tests call what is inside.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def pytest_configure() -> None:
     """Started in the background (`&`, nohup) the tests would hand an ignored Ctrl-C on to every program they start."""

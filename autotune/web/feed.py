@@ -189,8 +189,9 @@ class Feed:
         changed = self._reader.changed()
         if changed is not None and changed == self._changed and not runs:
             return self._last > before
+        same = changed is not None and changed == self._changed
         try:
-            found = await self._reader.ask(lambda store: self._compare(store, same=changed == self._changed))
+            found = await self._reader.ask(lambda store: self._compare(store, same=same))
         except NoDatabase:
             return False
         for kind, study, document in found:

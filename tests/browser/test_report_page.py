@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 def ready(page: Any) -> Any:
     """Waits until every part is drawn."""
     page.wait_for_selector("#main:not([aria-busy])")
-    page.wait_for_function("!document.getElementById('main').textContent.includes('Working it out')")
+    page.locator("text=Working it out").first.wait_for(state="detached")
     return page
 
 

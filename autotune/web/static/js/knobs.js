@@ -9,7 +9,8 @@ const MEANING = {
   expected: "expected: the model alone says so", "within noise": "within noise: no difference that anybody would see", "not known yet": "not known yet: both better and worse are possible",
 };
 
-export function knobsPart(learned, { simulated }) {
+export function knobsPart(learned, { simulated, running = false }) {
+  if (!learned && running) return h("p.soft", {}, "Worked out when the study ends; ", h("code", {}, "autotune explain"), " says it at any time.");
   if (!learned || learned.failed) return h("p.soft", {}, learned?.failed ? `This cannot be told: ${learned.failed}` : "Not worked out yet.");
   const rows = learned.changes.filter((one) => one.throughput || one.refused || one.failure);
   if (!rows.length) return h("p.soft", {}, "Too few trials were measured to say what a flag does.");

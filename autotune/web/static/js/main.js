@@ -7,7 +7,7 @@ import { Live, gathered } from "./live.js";
 import { newPage } from "./new.js";
 import { promoteDialog } from "./promote.js";
 import { promotionsPage } from "./promoted.js";
-import { nodesPage, queuePage } from "./queue.js";
+import { jobLog, nodesPage, queuePage } from "./queue.js";
 import { ServiceSource, request } from "./source.js";
 import { studiesPage } from "./studies.js";
 import { studyPage } from "./study.js";
@@ -76,21 +76,51 @@ async function oneStudy(main, name, number) {
     limit: (limit_s) => history.replaceState(null, "", `${location.pathname}${limit_s === null ? "" : `?ttft_p95=${Number((limit_s * 1000).toPrecision(6))}ms`}`),
     buttons: (study) => [...steering(study), doing],
   };
-  const page = await studyPage(main, name, source, host);
+  let page;
+  try {
+    page = await studyPage(main, name, source, host);
+  } catch (problem) {
+    const job = problem.status === 404 ? await jobOf(name) : null;
+    if (!job) throw problem;
+    return waitingPage(main, name, job);
+  }
   const asked = /^([\d.]+)ms$/.exec(query.get("ttft_p95") ?? "");
   page.parts.then(() => { if (asked) page.study.setLimit(Number(asked[1]) / 1000); });
   if (number !== null) page.open(number);
   const again = gathered(() => page.refresh(), 700);
-  const rest = gathered(() => page.refreshRest(), 5000);
+  const rest = gathered(() => page.refreshRest(), 4000);
   return live.listen((kind, data) => {
     if (kind === "trial" && data.study === name) {
       again();
       if (data.outcome !== "running") { rest(); announce(`Trial ${data.number} ended: ${data.outcome}`); }
     }
-    if (kind === "study" && data.name === name && data.state !== page.study.front.study.state) { again(); rest(); doing.textContent = ""; }
+    if (kind === "study" && data.name === name && data.state !== page.study.front.study.state) { again(); rest(); doing.textContent = ""; if (data.state !== "running") page.refreshLearned(); }
     if (kind === "phase" && data.study === name) doing.textContent = `trial ${data.trial} · ${data.phase}${data.elapsed_s ? ` · ${seconds(data.elapsed_s)}` : ""}`;
     if (kind === "reset") { again(); rest(); }
   });
+}
+
+// The latest job of a study that is not in the database yet; null where nobody asked for one.
+async function jobOf(name) {
+  const { jobs } = await request("/jobs");
+  return jobs.find((job) => job.kind === "study" && job.study === name) ?? null;
+}
+
+// A study that was asked for and has not begun: what it waits for, until it does.
+function waitingPage(main, name, first) {
+  document.title = `${name} – autotune`;
+  const draw = (job) => replace(main, h("div.head", {}, h("p.crumb", {}, h("a", { href: "/" }, "Studies")), h("div.line", {}, h("h1", {}, name), h("span.tag", { class: job.state === "running" ? "running" : job.state === "failed" ? "bad" : null }, job.state))),
+    h("div.empty", { role: "status" }, h("b", {}, job.state === "running" ? "It begins" : job.state === "queued" ? `It waits, place ${job.position ?? 1} in the queue` : "It did not begin"), h("p.wrapped", {}, job.message ?? "Its plan is made: node, space, what the rules refuse."), h("div.buttons", {}, h("button", { type: "button", onclick: () => jobLog(job) }, "What it says"), h("a.button", { href: "/queue" }, "The queue"))));
+  draw(first);
+  const look = gathered(async () => {
+    const { studies } = await request("/studies");
+    if (studies.some((one) => one.name === name)) { show(); return; }
+    const job = await jobOf(name);
+    if (job) draw(job);
+  }, 300);
+  const timer = setInterval(look, 2000);
+  const unlisten = live.listen(() => look());
+  return () => { clearInterval(timer); unlisten(); };
 }
 
 function steering(study) {

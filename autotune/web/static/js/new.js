@@ -22,15 +22,15 @@ export async function newPage(main, go) {
     return h("div.field", { class: wide ? "wide" : null }, h("label", { for: id }, label), control, h("span.hint", { id: `${id}-hint` }, hint), mistake);
   }
 
-  const options = (values, none) => [none === undefined ? null : h("option", { value: "" }, none), ...values.map((value) => h("option", { value }, value))];
+  const options = (values, none, chosen) => [none === undefined ? null : h("option", { value: "" }, none), ...values.map((value) => h("option", { value, selected: value === chosen }, value))];
   const models = policy.models.length && !policy.models.includes("*") ? `Allowed here: ${policy.models.join(", ")}.` : "A name on the hub or a folder of the service's machine.";
   const problem = h("div");
   const form = h("form.form", { novalidate: true, onsubmit: submit },
     field("model", "Model", models, h("input", { type: "text", required: true, placeholder: "meta-llama/Llama-3.1-8B-Instruct", autocomplete: "off", spellcheck: "false" }), { wide: true }),
-    field("workload", "Workload", "Which requests arrive.", h("select", {}, options(policy.workloads))),
+    field("workload", "Workload", "Which requests arrive.", h("select", {}, options(policy.workloads, undefined, "chat"))),
     field("slo", "SLO", "What the pick must keep to; may be left empty.", h("input", { type: "text", placeholder: "ttft_p95<=500ms", autocomplete: "off", spellcheck: "false" })),
     field("trials", "Trials", "How many configs to try.", h("input", { type: "number", min: "1", step: "1", placeholder: "24" }), { read: (value) => (value ? Number(value) : undefined) }),
-    field("max_time", "At most", "For example 2h or 90m.", h("input", { type: "text", placeholder: "no limit", autocomplete: "off" })),
+    field("max_time_s", "At most, minutes", "What runs then is finished.", h("input", { type: "number", min: "1", step: "any", placeholder: "no limit" }), { read: (value) => (value ? Number(value) * 60 : undefined) }),
     field("node", "Node", policy.simulated_only ? "This service simulates only." : "A node to simulate, or this one.", h("select", {}, options(policy.nodes, policy.simulated_only ? undefined : `this one (${service.node?.name ?? "unknown"})`))),
     field("sampler", "Sampler", "prior knows the physics; random is the control.", h("select", {}, options(policy.samplers, "default"))),
     field("space", "Space", "auto is made for node and model.", h("select", {}, options(policy.spaces))),
@@ -56,7 +56,7 @@ export async function newPage(main, go) {
       go(job.study ? `/studies/${encodeURIComponent(job.study)}` : "/queue");
     } catch (refused) {
       const known = refused.errors.filter((one) => wrong.has(one.key));
-      for (const one of known) say(one.key, `${one.value === undefined ? "" : `${one.value}: `}allowed is ${one.allowed}`);
+      for (const one of known) say(one.key, `${one.value === undefined || one.value === null ? "" : `${one.value}: `}allowed is ${one.allowed}`);
       if (!known.length) problem.append(problemBox(refused));
     }
   }

@@ -12,7 +12,7 @@ const POLL_MS = 1000;
 export async function promoteDialog(study, number, live) {
   const config = study.config(number);
   const opened = openDialog([`Promote trial ${number}`, study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { onclose: () => ended() });
-  let closed = false, stop = () => {};
+  let closed = false, shown = 0, stop = () => {};
   function ended() { closed = true; stop(); }
   let policy;
   try { policy = (await request("/service")).policy; } catch (problem) { opened.fill(problemBox(problem)); return; }
@@ -23,7 +23,7 @@ export async function promoteDialog(study, number, live) {
   const name = h("input", { type: "text", id: "promote-name", value: study.name, autocomplete: "off", spellcheck: "false", onchange: () => show() });
   const reason = h("input", { type: "text", id: "promote-reason", autocomplete: "off" });
   const author = h("input", { type: "text", id: "promote-author", autocomplete: "off" });
-  const skip = h("input", { type: "checkbox", id: "promote-skip" });
+  const skip = h("input", { type: "checkbox", id: "promote-skip", onchange: () => { button.textContent = skip.checked ? "Promote without the gate" : "Verify and promote"; } });
   const simulated = h("input", { type: "checkbox", id: "promote-simulated", onchange: () => show() });
   const button = h("button", { type: "button", class: "primary", onclick: () => go() }, "Verify and promote");
 
@@ -43,16 +43,16 @@ export async function promoteDialog(study, number, live) {
 
   function entry(id, label, control) { return h("div.field", {}, h("label", { for: id }, label), control); }
 
-  let shown = 0;
   async function show() {
     shown += 1;
     const own = shown, wanted = body();
     if (study.simulated && !simulated.checked) { replace(preview, h("h3", {}, "What is written"), h("p.soft", {}, "Simulated figures are not promoted unless it is said above.")); button.disabled = true; return; }
     if (!wanted.targets.length) { replace(preview, h("p.soft", {}, "Choose what it is rendered for.")); button.disabled = true; return; }
     button.disabled = false;
+    if (!preview.querySelector("pre")) replace(preview, h("p.faint", {}, "Rendering …"));
     try {
       const { reason: _reason, author: _author, skip_gate: _skip, ...asked } = wanted;
-      const told = await request("/promotions/preview", { method: "POST", body: asked });
+      const told = await request("/previews", { method: "POST", body: asked });
       if (own !== shown) return;
       replace(preview, h("h3", {}, "What is written"), files(told.files), h("h3", {}, "What changes against what runs today"), difference(told.diff));
     } catch (problem) { if (own === shown) replace(preview, problemBox(problem)); }

@@ -18,7 +18,7 @@ export async function promotionsPage(main, name, live) {
     const earlier = all.filter((other) => other.name === one.name && other.version < one.version).at(-1);
     return [
       h("button", { type: "button", "aria-label": `Files of ${one.label}`, onclick: () => openFiles(one) }, "Files"),
-      earlier ? h("button", { type: "button", "aria-label": `What ${one.label} changed`, onclick: () => openDiff(one, earlier) }, `Against version ${earlier.version}`) : null,
+      earlier ? h("button", { type: "button", "aria-label": `Against version ${earlier.version}: what ${one.label} changed`, onclick: () => openDiff(one, earlier) }, `Against version ${earlier.version}`) : null,
       one.current && earlier ? h("button", { type: "button", class: "danger", onclick: () => rollback(one, draw) }, "Roll back …") : null,
     ];
   };

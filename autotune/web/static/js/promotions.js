@@ -37,7 +37,7 @@ export function difference(found) {
   const rows = [...found.flags.map((one) => ({ ...one, flag: true })), ...found.facts];
   return h("div.gate", {},
     rows.length ? table([{ head: "", cell: (one) => one.name }, { head: found.a, cell: (one) => (one.flag ? value(one.name, one.a) : one.a) }, { head: found.b, cell: (one) => (one.flag ? value(one.name, one.b) : one.b) }], rows, { caption: "What changes" }) : h("p.soft", {}, "No flag changes."),
-    found.files.map((file) => h("div.copy", {}, h("div.row", {}, h("h3", {}, file.path), copyButton(file.diff, "Copy the diff")), h("pre.diff", { tabindex: "0", role: "region", "aria-label": `Changes of ${file.path}` }, file.diff.split("\n").map((line) => h("span", { class: line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : line.startsWith("@@") ? "at" : null }, `${line}\n`))))));
+    found.files.map((file) => h("div.copy", {}, h("div.row", {}, h("h3", {}, file.path), copyButton(file.diff, "Copy the diff")), h("pre.diff", { tabindex: "0", role: "region", "aria-label": `Changes of ${file.path}` }, file.diff.trimEnd().split("\n").map((line) => h("span", { class: line.startsWith("+") ? "plus" : line.startsWith("-") ? "minus" : line.startsWith("@@") ? "at" : null }, `${line}\n`))))));
 }
 
 function value(name, found) {

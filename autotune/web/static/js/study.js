@@ -21,7 +21,7 @@ export async function studyPage(main, name, source, host) {
   const actions = { compare: (a, b) => openCompare(study, a, b, {}), promote: host.promote ? (number) => host.promote(study, number) : null, closed: () => host.closed?.() };
   study.take("front", await source.page(name, "front"));
   const page = assembled(main, study, { open, actions, host });
-  const parts = Promise.all([load("certainty", page.certain), load("evidence", page.evident), load("learned", page.learnt)]);
+  const parts = load("certainty", page.certain).then(() => load("evidence", page.evident)).then(() => (study.front.study.state === "running" && source.live ? page.learnt(null) : load("learned", page.learnt)));
 
   async function load(part, then) {
     try {
@@ -40,7 +40,9 @@ export async function studyPage(main, name, source, host) {
       page.again();
       page.certain(null);
     },
-    async refreshRest() { await Promise.all([load("evidence", page.evident), load("learned", page.learnt)]); },
+    async refreshRest() { await load("evidence", page.evident); },
+    // Seconds of work for the service: not while a study runs.
+    async refreshLearned() { await load("learned", page.learnt); },
   };
 }
 
@@ -127,7 +129,7 @@ function assembled(main, study, { open, actions, host }) {
       replace(holders.servers, serversTable(study, { open }));
       replace(holders.failures, failuresPart(study, { open }));
     },
-    learnt(problem) { replace(holders.knobs, problem ? problemBox(problem) : knobsPart(study.learned, { simulated: study.simulated })); },
+    learnt(problem) { replace(holders.knobs, problem ? problemBox(problem) : knobsPart(study.learned, { simulated: study.simulated, running: study.front.study.state === "running" })); },
   };
 }
 

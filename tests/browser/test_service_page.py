@@ -1,0 +1,216 @@
+"""The service's page in a browser: every view, live, with the limit moved, a promotion made and a token asked for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import axe
+import made_studies
+import pytest
+from serving import served
+from sizes import PHONE
+
+from autotune.store.places import Places
+from autotune.store.repository import Store
+from autotune.store.study_record import StudyState
+from autotune.web.settings import ServeSettings
+from autotune.web.tokens import hashed
+
+Looking = Callable[..., Any]
+REFUSED = "Failed to load resource"
+"""What the browser itself says of an answer that a test asks for on purpose."""
+
+
+@pytest.fixture(scope="module")
+def own(places: Places, tmp_path_factory: pytest.TempPathFactory) -> Places:
+    """A copy of the database that these tests may write to; named, as one that is shared by nodes would be."""
+    root = tmp_path_factory.mktemp("service")
+    shutil.copy(places.database, root / "named.db")
+    return Places(root=root, storage=str(root / "named.db"))
+
+
+@pytest.fixture(scope="module")
+def service(own: Places) -> Iterator[str]:
+    with served(ServeSettings(places=own, stop_s=10.0)) as address:
+        yield address
+
+
+def ready(page: Any) -> Any:
+    page.wait_for_selector("#main:not([aria-busy])")
+    page.locator("text=Working it out").first.wait_for(state="detached")
+    return page
+
+
+def test_the_list_leads_to_a_study_and_back(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/"))
+    rows = page.locator("ul.rows > li")
+    assert rows.count() == 8
+    row = page.locator("ul.rows a[href='/studies/infeasible']")
+    assert "6 of 6" in page.locator("ul.rows > li", has_text="6 infeasible").inner_text()
+    assert page.locator("[role=progressbar][aria-valuenow='9']").count() == 3
+    page.locator("input[type=search]").fill("usual")
+    assert rows.count() == 1
+    page.locator("input[type=search]").fill("")
+    row.click()
+    page.locator("h1", has_text="infeasible").wait_for()
+    page.locator("text=No trial could be measured").wait_for()
+    page.go_back()
+    page.locator("h1", has_text="Studies").wait_for()
+
+
+def test_the_address_keeps_trial_and_limit(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/studies/usual/trials/2"))
+    page.locator("dialog[open] >> text=Trial 2").wait_for()
+    page.keyboard.press("Escape")
+    page.wait_for_url(f"{service}/studies/usual")
+    page.locator("#limit").fill("330")
+    page.locator("#limit").press("Enter")
+    page.wait_for_url(f"{service}/studies/usual?ttft_p95=330ms")
+    page.reload()
+    page.locator(".verdict h2", has_text="No config meets it").wait_for()
+    page.locator("#limit").fill("340")
+    page.locator("#limit").press("Enter")
+    assert "Pick: trial 1" in page.locator(".verdict").inner_text()
+
+
+def test_what_a_running_study_measures_appears_by_itself(looking: Looking, service: str, own: Places) -> None:
+    page = ready(looking(f"{service}/studies/one"))
+    assert page.locator("figure .mark[data-number]").count() == 1
+    page.evaluate("window.same = true")
+    with Store.open(own.database) as store:
+        made_studies.add_trial(store, "one", made_studies.measured(2600, 0.31), {"max-num-seqs": 512})
+    page.locator("h2", has_text="Pick: trial 1").wait_for(timeout=15_000)
+    assert page.locator(".mark.k-pick[data-number='1']").count() == 1
+    assert page.evaluate("window.same") is True  # without loading the page again
+    with Store.open(own.database) as store:
+        store.set_study_state("one", StudyState.FINISHED)
+    page.locator(".head .tag", has_text="finished").wait_for(timeout=15_000)
+
+
+def test_a_new_study_is_refused_with_the_reason_beside_the_field(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/new", expected=(REFUSED,)))
+    page.locator("button", has_text="Begin").click()
+    assert page.locator("#new-model-wrong").inner_text() == "A study needs a model."
+    page.locator("#new-model").fill("meta-llama/Llama-3.1-8B-Instruct")
+    page.locator("#new-slo").fill("fast")
+    page.locator("button", has_text="Begin").click()
+    page.locator("#new-slo-wrong", has_text="ttft_p95<=500ms").wait_for()
+    assert page.locator("#new-slo").get_attribute("aria-invalid") == "true"
+    assert axe.violations(page) == []
+
+
+def test_a_study_begun_on_the_page_runs_and_shows_its_pick(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/new", expected=(REFUSED,)))
+    page.locator("#new-model").fill("meta-llama/Llama-3.1-8B-Instruct")
+    page.locator("#new-workload").select_option("tiny")
+    page.locator("#new-space").select_option("scheduler")
+    for key, value in (("trials", "2"), ("repeats", "0"), ("name", "begun-here")):
+        page.locator(f"#new-{key}").fill(value)
+    page.locator("button", has_text="Begin").click()
+    page.wait_for_url(f"{service}/studies/begun-here")
+    page.locator(".tag", has_text="finished").first.wait_for(timeout=90_000)
+    page.locator(".verdict h2", has_text="Pick: trial").wait_for()
+    assert page.locator("p.simulated").is_visible()
+    page.goto(f"{service}/queue")
+    row = page.locator("tbody tr", has_text="begun-here")
+    row.locator("text=finished").wait_for()
+    row.locator("button", has_text="Log").click()
+    page.locator("dialog[open] pre", has_text="Pick: trial").wait_for()
+
+
+def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service: str, own: Places) -> None:
+    page = ready(looking(f"{service}/studies/simulated"))
+    for number, seen in ((1, 1), (4, 2)):
+        page.goto(f"{service}/studies/simulated/trials/{number}")
+        page.locator("dialog[open] button", has_text="Promote …").click()
+        page.locator("#promote-name").fill("prod-chat")
+        assert page.locator("dialog button.primary").is_disabled()
+        page.locator("#promote-simulated").check()
+        page.locator("dialog pre", has_text="max-num-seqs").first.wait_for()
+        tab = page.locator("[role=tab]", has_text="prod-chat.compose.yaml")
+        assert tab.get_attribute("aria-selected") == "true"
+        if seen == 2:
+            page.locator("dialog table", has_text="prod-chat@1").wait_for()
+            assert axe.violations(page) == []
+        page.locator("#promote-reason").fill("half the TTFT")
+        page.locator("#promote-skip").check()
+        page.locator("button", has_text="Promote without the gate").click()
+        page.locator("dialog a", has_text=f"prod-chat@{seen}").wait_for(timeout=60_000)
+        page.locator("dialog .tag", has_text="gate skipped").wait_for()
+    page.locator("dialog a", has_text="prod-chat@2").click()
+    latest = page.locator("article[aria-label='prod-chat@2']")
+    latest.locator("text=runs today").wait_for()
+    assert "half the TTFT" in latest.inner_text()
+    latest.locator("button", has_text="Against version 1").click()
+    page.locator("dialog .diff .plus", has_text="512").first.wait_for()
+    page.keyboard.press("Escape")
+    latest.locator("button", has_text="Roll back").click()
+    page.locator("dialog #rollback-reason").fill("too slow")
+    page.locator("dialog button.primary").click()
+    page.locator("article[aria-label='prod-chat@3'] >> text=back to version 1").wait_for()
+    assert axe.violations(page) == []
+    page.goto(f"{service}/studies/simulated")
+    page.locator(".legend", has_text="runs today (prod-chat@3)").wait_for()
+
+
+def test_two_trials_are_compared(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/compare?a=usual:0&b=with-slo:4"))
+    page.locator("dialog[open] table", has_text="TTFT p95").wait_for()
+    assert "B against A" in page.locator("dialog").inner_text()
+
+
+@pytest.mark.parametrize("view", ["/", "/studies/usual", "/promotions", "/queue", "/nodes", "/new"])
+def test_every_view_is_accessible_and_fits_a_phone(looking: Looking, service: str, view: str) -> None:
+    for scheme in ("light", "dark"):
+        page = ready(looking(f"{service}{view}", viewport=PHONE, scheme=scheme))
+        page.wait_for_timeout(50)
+        assert axe.violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_an_address_of_nothing_says_so(looking: Looking, service: str) -> None:
+    page = looking(f"{service}/studies/nobody", expected=(REFUSED,))
+    page.locator("[role=alert]", has_text="nobody").wait_for()
+
+
+def test_a_token_is_asked_for_taken_and_given_back(looking: Looking, places: Places) -> None:
+    with served(ServeSettings(places=places, token_hashes=(hashed("a-token-of-some-length"),))) as address:
+        page = looking(f"{address}/studies/usual", expected=(REFUSED,))
+        assert page.url == f"{address}/login?next=/studies/usual"
+        assert axe.violations(page) == []
+        page.locator("#token").fill("wrong")
+        page.locator("button", has_text="Log in").click()
+        page.locator("#wrong", has_text="This is not the token.").wait_for()
+        page.locator("#token").fill("a-token-of-some-length")
+        page.keyboard.press("Enter")
+        page.locator("h1", has_text="usual").wait_for()
+        assert page.evaluate("document.cookie") == ""  # scripts cannot read it
+        page.locator("button", has_text="Log out").click()
+        page.wait_for_url(re.compile(r"/login"))
+        page.goto(f"{address}/")
+        assert "/login" in page.url
+
+
+def test_login_leads_nowhere_else(looking: Looking, service: str) -> None:
+    page = looking(f"{service}/login")
+    lead = """async (next) => {
+        const { nextPlace } = await import('/static/js/login.js');
+        return nextPlace('?next=' + encodeURIComponent(next), location.origin);
+    }"""
+    for wanted in ("https://elsewhere.example/", "//elsewhere.example", "/\\elsewhere.example", "javascript:alert(1)"):
+        assert page.evaluate(lead, wanted) == "/"
+    assert page.evaluate(lead, "/studies/a?ttft_p95=5ms") == "/studies/a?ttft_p95=5ms"
+
+
+def test_the_service_sends_every_file_that_the_page_names() -> None:
+    static = Path(__file__).parents[2] / "autotune" / "web" / "static"
+    for page in ("index.html", "login.html"):
+        for name in re.findall(r'(?:src|href)="/static/([^"]+)"', (static / page).read_text(encoding="utf-8")):
+            assert (static / name).is_file()
+    for module in (static / "js").glob("*.js"):
+        for name in re.findall(r'from "\./([^"]+)"', module.read_text(encoding="utf-8")):
+            assert (module.parent / name).is_file()

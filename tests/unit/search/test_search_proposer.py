@@ -351,13 +351,14 @@ def test_every_limit_is_a_constraint_of_its_own(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("name", ["tpe", "nsga2"])
-def test_samplers_look_where_the_limits_are_kept(name: str) -> None:
+@pytest.mark.parametrize(("name", "launches"), [("tpe", 50), ("nsga2", 50), ("prior", 20)])
+def test_samplers_look_where_the_limits_are_kept(name: str, launches: int) -> None:
     # The wait is 10 ms a sequence, so that one choice in sixteen or two keeps to 0.3 s; all are on the front.
     wide = space(*(parameter(f"p{index}", 1, 2, 3, 4) for index in range(3)), parameter("seqs", *range(16, 272, 16)))
 
     def within(limits: Slo | None) -> int:
-        trials = [t for seed in range(2) for t in run(Proposer(wide, name, seed, limits=limits), 50, budget=50)[20:]]
+        own = [run(Proposer(wide, name, seed, limits=limits), launches, budget=launches) for seed in range(2)]
+        trials = [trial for history in own for trial in history[2 * launches // 5 :]]
         return sum(1 for trial in trials if trial.objectives and trial.objectives[1].value <= 0.3)
 
     assert within(Slo.of(ttft_p95=0.3)) > 1.3 * within(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +37,41 @@ def serve(
     new_token: Annotated[
         bool, typer.Option("--new-token", help="Print a new token once, keep its hash in the token file, and stop.")
     ] = False,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM) to serve over TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's private key (PEM).")] = None,
+    behind_tls: Annotated[
+        bool, typer.Option("--behind-tls", help="A proxy in front speaks TLS: the page's cookie is sent over it only.")
+    ] = False,
+    simulated_only: Annotated[
+        bool, typer.Option("--simulated-only", help="Requests may start simulated studies only, and no server.")
+    ] = False,
+    allow_flag: Annotated[
+        list[str] | None,
+        typer.Option(help="Server flag that a request may pass on, e.g. trust-remote-code; may be given again."),
+    ] = None,
+    allow_model: Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of model names that a request may name, e.g. 'meta-llama/*'; default: any name."),
+    ] = None,
+    models_dir: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder below which a request may name a model's folder; may be given again."),
+    ] = None,
+    files_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder whose spaces, workloads, traces and prompts a request may name; default: none."),
+    ] = None,
+    promotions_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the files of promotions; default: `.service/promotions` in the studies folder."),
+    ] = None,
+    vllm_command: Annotated[
+        str | None,
+        typer.Option(help="Server command of studies and gates; default: as AUTOTUNE_VLLM_COMMAND says."),
+    ] = None,
+    stop_wait: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds that a running study may take to end with the service.")
+    ] = 120.0,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
 ) -> None:
@@ -44,6 +80,7 @@ def serve(
     Without a token it answers on the loopback only. A token is asked for where there is a token file or
     AUTOTUNE_TOKEN.
     """
+    from autotune.web.policy import Policy
     from autotune.web.running import run_service
     from autotune.web.settings import ServeSettings, token_path
     from autotune.web.tokens import TOKEN_VARIABLE
@@ -59,9 +96,55 @@ def serve(
         port=port,
         token_hashes=_hashes(token_file, token_path(places), given),
         allowed_hosts=tuple(name.lower() for name in allow_host or ()),
+        policy=Policy(
+            server_flags=tuple(name.removeprefix("--") for name in allow_flag or ()),
+            models=tuple(allow_model or ("*",)),
+            model_folders=tuple(_folder("--models-dir", folder) for folder in models_dir or ()),
+            files=None if files_dir is None else _folder("--files-dir", files_dir),
+            simulated_only=simulated_only,
+        ),
+        promotions_dir=None if promotions_dir is None else promotions_dir.absolute(),
+        vllm_command=vllm_command,
+        secure_cookie=behind_tls or tls_cert is not None,
+        stop_s=stop_wait,
     )
     _check_address(settings)
-    run_service(settings, typer.echo)
+    run_service(settings, typer.echo, tls=_tls(tls_cert, tls_key))
+
+
+def _folder(option: str, folder: Path) -> Path:
+    """A folder that is there, by its whole path.
+
+    Raises:
+        InvalidOption: it is not.
+    """
+    from autotune.errors import InvalidOption
+
+    if not folder.is_dir():
+        raise InvalidOption(option, str(folder), "a folder that exists")
+    return folder.resolve()
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What TLS is spoken with; None for plain HTTP.
+
+    Raises:
+        InvalidOption: one without the other, or files that are none.
+    """
+    from autotune.errors import InvalidOption
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        given = ("--tls-cert", certificate) if certificate else ("--tls-key", key)
+        raise InvalidOption(given[0], str(given[1]), "--tls-cert and --tls-key together")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        why = error.strerror or error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        raise InvalidOption("--tls-cert", str(certificate), f"a certificate and its key in PEM ({why})") from None
+    return context
 
 
 def _make_token(path: Path) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
+import ssl
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -18,11 +21,12 @@ SHUTDOWN_S = 5.0
 """What requests that are being answered get; event streams end at once."""
 
 
-def run_service(settings: ServeSettings, say: Callable[[str], None]) -> None:
+def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl.SSLContext | None = None) -> None:
     """Listen, tell where, and return once TERM or Ctrl-C came and everything was ended.
 
     Args:
         say: prints the one line that says where the service is.
+        tls: what is spoken; None for plain HTTP.
 
     Raises:
         InvalidOption: nobody can listen there.
@@ -32,10 +36,11 @@ def run_service(settings: ServeSettings, say: Callable[[str], None]) -> None:
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(f"{settings.folder}: {error.strerror}") from None
-    asyncio.run(_run(settings, say))
+    logging.basicConfig(stream=sys.stderr, format="autotune: %(message)s", level=logging.WARNING)
+    asyncio.run(_run(settings, say, tls))
 
 
-async def _run(settings: ServeSettings, say: Callable[[str], None]) -> None:
+async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSLContext | None) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -43,19 +48,19 @@ async def _run(settings: ServeSettings, say: Callable[[str], None]) -> None:
     runner = web.AppRunner(make_app(settings), access_log=None, shutdown_timeout=SHUTDOWN_S)
     try:
         await runner.setup()
-        await _listen(runner, settings)
+        await _listen(runner, settings, tls)
         for host, port, *_ in runner.addresses:
             shown = f"[{host}]" if ":" in host else host
-            say(f"autotune: http://{shown}:{port}/")
+            say(f"autotune: http{'' if tls is None else 's'}://{shown}:{port}/")
         await stopped.wait()
     finally:
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, settings: ServeSettings) -> None:
+async def _listen(runner: web.AppRunner, settings: ServeSettings, tls: ssl.SSLContext | None) -> None:
     try:
-        await web.TCPSite(runner, settings.host, settings.port).start()
+        await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls).start()
     except OSError as error:
         option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         value = settings.port if option == "--port" else settings.host

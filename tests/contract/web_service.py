@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import gettempdir
 from typing import Any
 
 from aiohttp.test_utils import TestClient, TestServer
@@ -28,8 +31,23 @@ STUDY, DEPLOYMENT = "small", "prod"
 
 @cache
 def template() -> Path:
-    """A studies folder with one finished study of four trials and a promotion of it; not to be changed."""
-    home = Path(mkdtemp(prefix="autotune-web-"))
+    """A studies folder with one finished study of four trials and a promotion of it; not to be changed.
+
+    Made once for all workers of a run of the tests.
+    """
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    home = Path(gettempdir()) / f"autotune-web-{run}"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "made").exists():
+            _clear_old(home)
+            _make(home)
+            (home / "made").touch()
+    return home / "studies"
+
+
+def _make(home: Path) -> None:
     words = ("--engine", "simulated", "--trials", "4", "--name", STUDY)
     assert command(home, "study", *TINY, *LIGHT, *words).code == 0
     promoted = command(
@@ -37,7 +55,13 @@ def template() -> Path:
         "--skip-gate", "--allow-simulated",
     )  # fmt: skip
     assert promoted.code == 0, promoted.err
-    return home / "studies"
+
+
+def _clear_old(home: Path) -> None:
+    """Of runs that are over: no worker knows that it is the last one."""
+    for other in home.parent.glob("autotune-web-*"):
+        if other != home and time.time() - other.stat().st_mtime > 3600:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def studies_in(folder: Path) -> Places:

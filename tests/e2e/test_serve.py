@@ -1,0 +1,149 @@
+"""`autotune serve` as an operator runs it: told where it is, killed, stopped, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autotune_command import LLAMA, Running, rows, run, wait_for
+
+STUDY = {
+    "name": "s", "model": LLAMA, "workload": "tiny", "space": "scheduler", "engine": "simulated", "repeats": 0,
+    "trials": 8, "load": {"concurrency": 4, "rate_rps": 20.0, "requests": 24},
+}  # fmt: skip
+
+
+class Service:
+    """A running service."""
+
+    def __init__(self, folder: Path, *words: str, env: dict[str, str] | None = None) -> None:
+        self.running = Running(folder, "serve", "--port", "0", *words, env=env)
+        self.url = wait_for(self._url, "the service's address")
+
+    def _url(self) -> str | None:
+        assert self.running.process.poll() is None, self.running.err
+        return self.running.out.split()[-1].rstrip("/") if self.running.out.endswith("\n") else None
+
+    def ask(self, path: str, body: Any = None, token: str | None = None, **options: Any) -> tuple[int, Any]:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20, **options) as answer:
+                return answer.status, json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def job(self) -> dict[str, Any]:
+        return self.ask("/api/v1/jobs")[1]["jobs"][0]
+
+
+@pytest.fixture
+def services() -> Iterator[list[Service]]:
+    begun: list[Service] = []
+    yield begun
+    for one in begun:
+        one.running.give_up()
+
+
+def measured(folder: Path) -> int:
+    found = rows(folder / "studies" / "autotune.db", "SELECT count(*) FROM autotune_trials WHERE outcome = 'measured'")
+    return int(found[0][0]) if found else 0
+
+
+def test_a_study_outlives_a_killed_service_and_goes_on_after_a_stopped_one(
+    tmp_path: Path, services: list[Service]
+) -> None:
+    services.append(first := Service(tmp_path))
+    status, job = first.ask("/api/v1/studies", STUDY)
+    assert status == 202
+    wait_for(lambda: measured(tmp_path) >= 1, "the first trial")
+    pid = json.loads((tmp_path / "studies/.service/jobs.json").read_text())["jobs"][0]["pid"]
+    first.running.kill()
+    before = measured(tmp_path)
+    wait_for(lambda: measured(tmp_path) > before, "a trial that ends without the service")
+
+    services.append(second := Service(tmp_path))
+    assert (second.job()["id"], second.job()["state"]) == (job["id"], "running")
+    second.running.signal(signal.SIGTERM)
+    assert second.running.end() == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    kept = json.loads((tmp_path / "studies/.service/jobs.json").read_text())["jobs"][0]
+    assert kept["state"] == "interrupted"
+    assert measured(tmp_path) < STUDY["trials"]
+
+    services.append(third := Service(tmp_path))
+    wait_for(lambda: third.job()["state"] == "finished", "the end of the study", timeout_s=60)
+    numbers = rows(tmp_path / "studies/autotune.db", "SELECT number, outcome FROM autotune_trials ORDER BY number")
+    assert numbers == [(number, "measured") for number in range(8)]
+    assert "Traceback" not in "".join(one.running.err for one in services)
+
+
+def test_beyond_the_loopback_it_wants_a_token_that_is_shown_once(tmp_path: Path, services: list[Service]) -> None:
+    refused = run(tmp_path, "serve", "--host", "0.0.0.0")
+    assert refused.code == 24
+    assert "--host: '0.0.0.0' is not accepted" in refused.err
+    made = run(tmp_path, "serve", "--new-token")
+    token = made.out.strip()
+    kept = [path for path in tmp_path.rglob("*") if path.is_file() and token in path.read_text(errors="replace")]
+    assert kept == []
+    services.append(service := Service(tmp_path, "--host", "0.0.0.0", env={"AUTOTUNE_TOKEN": "e" * 40}))
+    service.url = service.url.replace("0.0.0.0", "127.0.0.1")
+    assert [service.ask("/api/v1/studies", token=one)[0] for one in (None, "x" * 40, token, "e" * 40)] == [
+        401,
+        401,
+        200,
+        200,
+    ]
+
+
+def test_it_speaks_tls(tmp_path: Path, services: list[Service]) -> None:
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "key.pem", "-out", "cert.pem", "-days",
+         "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        cwd=tmp_path, capture_output=True, check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("no openssl to make a certificate with")
+    services.append(service := Service(tmp_path, "--tls-cert", "cert.pem", "--tls-key", "key.pem"))
+    assert service.url.startswith("https://")
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+    assert service.ask("/api/v1/studies", context=trusted) == (200, {"schema": 1, "studies": []})
+    alone = run(tmp_path, "serve", "--tls-cert", "cert.pem")
+    assert (alone.code, "--tls-cert and --tls-key together" in alone.err) == (24, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--models-dir", "nowhere"), "--models-dir: 'nowhere'"),
+        (("--files-dir", "nowhere"), "--files-dir: 'nowhere'"),
+        (("--token-file", "nowhere"), "nowhere: 'no file'"),
+        (("--host", "256.0.0.1"), "--host"),
+        (("--tls-cert", "x", "--tls-key", "y"), "--tls-cert: 'x'"),
+    ],
+)
+def test_what_it_cannot_use_it_says(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    ended = run(tmp_path, "serve", *words, env={"AUTOTUNE_TOKEN": "t" * 40})
+    assert ended.code in (15, 24)
+    assert said in ended.err
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path, services: list[Service]) -> None:
+    services.append(service := Service(tmp_path))
+    port = service.url.rpartition(":")[2]
+    second = run(tmp_path, "serve", "--port", port, "--studies-dir", "other")
+    assert (second.code, "--port" in second.err) == (24, True)
+    other = run(tmp_path, "serve", "--port", "0")
+    assert (other.code, "another `autotune serve` runs" in other.err) == (25, True)

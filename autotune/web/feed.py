@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from autotune.errors import AutotuneError
+from autotune.engine.redaction import redact
 from autotune.records import Outcome, Trial
 from autotune.report.studies import StudyRow
 from autotune.review.listing import study_row
@@ -82,7 +82,6 @@ class Feed:
         self._last = 0
         self._seen: dict[str, _Seen] = {}
         self._promotions: int | None = None
-        self._changed: object = object()
         self._bell = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._texts: dict[tuple[int, int, str | None], bytes] = {}
@@ -174,8 +173,8 @@ class Feed:
                 return
             try:
                 told = await self.look()
-            except AutotuneError as error:
-                log.warning("progress cannot be told: %s", error)
+            except Exception as error:  # noqa: BLE001 - whatever one look meets, those who watch wait for the next
+                log.warning("progress cannot be told: %s", redact(repr(error)))
                 told = False
             if told or now - beat >= HEARTBEAT_S:
                 beat = now
@@ -185,25 +184,20 @@ class Feed:
     async def look(self) -> bool:
         """Look at the store once, and tell what is new; whether there was anything."""
         before = self._last
-        runs = any(seen.row.pid is not None for seen in self._seen.values())
-        changed = self._reader.changed()
-        if changed is not None and changed == self._changed and not runs:
-            return self._last > before
-        same = changed is not None and changed == self._changed
         try:
-            found = await self._reader.ask(lambda store: self._compare(store, same=same))
+            found = await self._reader.ask(self._compare)
         except NoDatabase:
             return False
         for kind, study, document in found:
             self.tell(kind, document, study=study)
-        self._changed = changed
         return self._last > before
 
-    def _compare(self, store: Store, *, same: bool) -> list[_New]:
-        """In the reader's thread: what was seen is touched here alone, and the ring in the loop alone."""
+    def _compare(self, store: Store) -> list[_New]:
+        """In the reader's thread: what was seen is touched here alone, and the ring in the loop alone.
+
+        Whether SQLite's files have changed would be cheaper to ask, and wrong: a commit is written before it is seen.
+        """
         told: list[_New] = []
-        if same and all(self._held(name) == (seen.row.pid is not None) for name, seen in self._seen.items()):
-            return told
         first = not self._seen and self._promotions is None
         pulses = store.pulses()
         wanted = [name for name, pulse in pulses.items() if self._may_differ(name, pulse)]
@@ -213,10 +207,6 @@ class Feed:
             told += self._study(store, row, pulses[name])
         told += self._new_promotions(store, pulses)
         return [] if first else told
-
-    def _held(self, name: str) -> bool:
-        seen = self._seen[name]
-        return seen.row.pid is not None and self._places.folder(name).holder() is not None
 
     def _may_differ(self, name: str, pulse: Pulse) -> bool:
         seen = self._seen.get(name)

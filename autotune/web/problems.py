@@ -97,7 +97,9 @@ def refusal_of(error: AutotuneError) -> Refused:
     faults: tuple[Fault, ...] = ()
     if isinstance(error, InvalidOption | InvalidFile):
         key = error.option if isinstance(error, InvalidOption) else error.key
-        faults = (Fault(key=shown_text(key.removeprefix("--").replace("-", "_")), value=None, allowed=error.allowed),)
+        seen = error.value if isinstance(error.value, str) else repr(error.value)
+        name = shown_text(key.removeprefix("--").replace("-", "_"))
+        faults = (Fault(key=name, value=shown_text(seen), allowed=error.allowed),)
     headers = {"Retry-After": "5"} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
     return Refused(
         status, kind, error.message, hint=error.hint, exit_code=error.exit_code, faults=faults, headers=headers

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import TypeVar
 
 from autotune.store.places import Places
@@ -60,19 +61,6 @@ class Reader:
             self._store, self._file = opened, file
         return self._store
 
-    def changed(self) -> object:
-        """A value that differs once the database may have changed; None where that cannot be told without asking."""
-        if self.places.storage is not None:
-            return None
-        seen = []
-        for suffix in ("", "-wal"):
-            try:
-                found = Path(self.places.database + suffix).stat()
-            except OSError:
-                continue
-            seen.append((found.st_ino, found.st_size, found.st_mtime_ns))
-        return tuple(seen)
-
     async def close(self) -> None:
         """Give the connection back, after what was asked before."""
 
@@ -86,25 +74,31 @@ class Reader:
 
 
 class Kept:
-    """Documents as they were sent last, until something of theirs changes; the least used go first."""
+    """Documents as they were sent last, until something of theirs changes; the least used go first.
+
+    Several threads may use it.
+    """
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self._found: OrderedDict[tuple[str, ...], tuple[str, bytes]] = OrderedDict()
         self._most, self._size = most_bytes, 0
+        self._lock = Lock()
 
     def get(self, key: tuple[str, ...], revision: str) -> bytes | None:
         """The document of that revision; None where it is not here."""
-        found = self._found.get(key)
-        if found is None or found[0] != revision:
-            return None
-        self._found.move_to_end(key)
-        return found[1]
+        with self._lock:
+            found = self._found.get(key)
+            if found is None or found[0] != revision:
+                return None
+            self._found.move_to_end(key)
+            return found[1]
 
     def put(self, key: tuple[str, ...], revision: str, document: bytes) -> None:
         """Keep a document in place of what was there."""
-        old = self._found.pop(key, None)
-        self._size += len(document) - (len(old[1]) if old else 0)
-        self._found[key] = (revision, document)
-        while self._size > self._most and self._found:
-            _, (_, gone) = self._found.popitem(last=False)
-            self._size -= len(gone)
+        with self._lock:
+            old = self._found.pop(key, None)
+            self._size += len(document) - (len(old[1]) if old else 0)
+            self._found[key] = (revision, document)
+            while self._size > self._most and self._found:
+                _, (_, gone) = self._found.popitem(last=False)
+                self._size -= len(gone)

@@ -44,7 +44,7 @@ class Service:
     """The state of a service, made once for an application.
 
     Attributes:
-        reader: for operations; `feed` has one of its own, so that a large study's page delays no event.
+        reader: for operations; what takes seconds, and `feed`, have their own, so that they delay nothing else.
         kept: documents of studies by their revision.
     """
 
@@ -59,6 +59,7 @@ class Service:
         self.settings, self.clock, self.now = settings, clock, now
         limits = settings.limits
         self.reader = Reader(settings.places, "reader")
+        self._slow_reader = Reader(settings.places, "slow")
         self.kept = Kept()
         self.figures = FigureBook()
         self.sessions = Sessions()
@@ -72,15 +73,18 @@ class Service:
         self.queue.changed = self._queue_changed
         self._views: OrderedDict[tuple[str, str, str, str], StudyView] = OrderedDict()
 
-    async def ask(self, question: Callable[[Store], T], *, empty: T | None = None) -> T:
+    async def ask(self, question: Callable[[Store], T], *, empty: T | None = None, slow: bool = False) -> T:
         """A question to the store; `empty` is the answer where there is no database yet.
+
+        Args:
+            slow: it takes seconds; then it must not use `view`.
 
         Raises:
             AutotuneError: of the store.
             Refused: there is no database, and no answer without one.
         """
         try:
-            return await self.reader.ask(question)
+            return await (self._slow_reader if slow else self.reader).ask(question)
         except NoDatabase:
             if empty is not None:
                 return empty
@@ -93,13 +97,14 @@ class Service:
             ) from None
 
     async def study_document(
-        self, key: tuple[str, ...], make: Callable[[Store], object], *, study: str
+        self, key: tuple[str, ...], make: Callable[[Store], object], *, study: str, slow: bool = False
     ) -> tuple[str, bytes]:
         """A document of a study, made once for each of its revisions.
 
         Args:
             key: what tells the document from others of the study.
             make: from the open store.
+            slow: it takes seconds.
 
         Returns:
             Its revision, and the JSON.
@@ -115,7 +120,7 @@ class Service:
                 self.kept.put(whole, revision, found)
             return revision, found
 
-        return await self.ask(question)
+        return await self.ask(question, slow=slow)
 
     def view(self, store: Store, study: str, *, slo: str | None = None, pick: str | None = None) -> StudyView:
         """A study's view, kept while it does not change; to be called where the store is asked."""
@@ -148,6 +153,7 @@ class Service:
         await self.feed.stopped()
         await self._feed_reader.close()
         await self.reader.close()
+        await self._slow_reader.close()
 
 
 def revision_of(store: Store, study: str) -> str:

@@ -10,7 +10,7 @@ from autotune.report.explained import explanation_document
 from autotune.report.json_view import study_document, trial_document
 from autotune.review.compared import side_of
 from autotune.review.listing import study_row
-from autotune.review.page import page_part
+from autotune.review.page import Part, page_part
 from autotune.search.asked import asked_objective, asked_slo
 from autotune.store.codec import encode
 from autotune.store.listing import Tally
@@ -137,7 +137,9 @@ async def get_page_part(service: Service, call: Call) -> Answer:
     def made(store: Store) -> dict[str, Any]:
         return page_part(path.part, store, store.study(path.name), service.settings.places, slo=asked.slo)
 
-    revision, raw = await service.study_document(("page", path.part, asked.slo or ""), made, study=path.name)
+    slow = path.part is Part.LEARNED
+    key = ("page", path.part, asked.slo or "")
+    revision, raw = await service.study_document(key, made, study=path.name, slow=slow)
     return Answer(raw=raw, etag=revision)
 
 
@@ -177,7 +179,7 @@ async def get_explanation(service: Service, call: Call) -> Answer:
         found, doubts = explain_study(stored, trials, load)
         return explanation_document(found, study=path.name, simulated=simulated, doubts=doubts)
 
-    revision, raw = await service.study_document(("explain",), made, study=path.name)
+    revision, raw = await service.study_document(("explain",), made, study=path.name, slow=True)
     return Answer(raw=raw, etag=revision)
 
 

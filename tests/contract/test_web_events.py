@@ -97,6 +97,18 @@ async def test_a_trial_is_told_when_it_begins_and_when_it_ends(client: Client) -
         assert row == {key: listed["studies"][0][key] for key in row}
 
 
+async def test_a_database_by_url_is_asked_each_time(tmp_path: Path) -> None:
+    places = studies_in(tmp_path)
+    by_url = Places(root=places.root, storage=f"sqlite:///{places.database}")
+    async with serving(ServeSettings(places=by_url)) as client:
+        client.service.feed._look_s = 0.02
+        async with stream(client) as found:
+            await looked(client)
+            await asyncio.sleep(0.1)  # several looks
+            await begin(client)
+            assert (await found.event())[0] == "trial"
+
+
 async def test_who_comes_back_is_told_what_was_missed_and_nothing_twice(client: Client) -> None:
     async with stream(client) as first:
         await looked(client)

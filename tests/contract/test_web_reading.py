@@ -144,6 +144,13 @@ async def test_what_cannot_be_shown_is_a_problem_of_one_line(
     assert "\n" not in found["detail"]
 
 
+async def test_a_problem_names_the_key_and_the_value(client: Client) -> None:
+    _, found = await client.get(f"{API}/studies/{STUDY}?slo=soon")
+    (fault,) = found["errors"]
+    assert (fault["key"], fault["value"]) == ("slo", "soon")
+    assert "METRIC" in fault["allowed"]
+
+
 async def test_where_nothing_was_ever_tuned_there_is_nothing_and_no_error(tmp_path: Path) -> None:
     async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
         assert await client.get(f"{API}/studies") == (200, {"schema": 1, "studies": []})

@@ -14,7 +14,8 @@ again. A round is over when the study has reached its end; then:
 | wrong_outcomes | attempts or trials that ended otherwise than what was dealt to them makes them |
 | hangs | runs of the tuner that did not end within their deadline |
 | integrity_failures | a damaged database, open attempts, an illegal story, a projection that is behind |
-| strangers_hit | processes of others (one named as a vLLM engine, one that takes ports) that were ended |
+| strangers_hit | processes of others (named as a vLLM engine, taking ports, computing on a GPU) that were ended |
+| collisions | servers that were launched on a GPU which somebody else still had |
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ TUNER_NEEDS = (
 
 VIOLATIONS = (
     "orphans", "leases_left", "lost_trials", "wrong_outcomes", "hangs", "integrity_failures", "strangers_hit",
+    "collisions",
 )  # fmt: skip
 
 

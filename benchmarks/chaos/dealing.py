@@ -112,11 +112,16 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deal:
-    """One round: `faults[trial][attempt - 1]`; later attempts are healthy."""
+    """One round: `faults[trial][attempt - 1]`; later attempts are healthy.
+
+    Attributes:
+        stranger: starts of a server that somebody else computes on the first GPU, from the round's begin; 0 for nobody.
+    """
 
     number: int
     faults: tuple[tuple[Fault, ...], ...]
     kills: tuple[Kill, ...]
+    stranger: float = 0.0
 
     @property
     def tight(self) -> bool:
@@ -151,7 +156,8 @@ def deal(seed: int, number: int) -> Deal:
         )
         for place in range(1 if number % 3 else 2)
     ]
-    return Deal(number=number, faults=tuple(trials), kills=tuple(kills))
+    stranger = chance.uniform(0.5, 2.0) if number % 4 == 1 else 0.0
+    return Deal(number=number, faults=tuple(trials), kills=tuple(kills), stranger=stranger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,9 @@ from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
 
+DRIVER = Path(__file__).parent / "driver"
+"""Its `pynvml` is the one that a tuner finds."""
+
 MARK = "AUTOTUNE_CHAOS"
 """In the environment of everything that a round starts."""
 
@@ -53,6 +56,8 @@ def _end_with_parent(signum: signal.Signals) -> None:
 
 
 def _command(words: Sequence[str]) -> int:
+    sys.path.insert(0, str(DRIVER))
+    sys.modules.pop("pynvml", None)
     from autotune.cli.main import main
 
     sys.argv = ["autotune", *words]
@@ -99,6 +104,39 @@ class Strangers:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+
+
+class Computing:
+    """A process that computes on a GPU for a while and is none of the tuner's business."""
+
+    def __init__(self, device: Path, seconds: float) -> None:
+        descriptor = os.open(device, os.O_RDONLY)
+        self.pid = _forked(lambda: _compute(seconds))
+        os.close(descriptor)
+        self._status: int | None = None
+
+    def running(self) -> bool:
+        """Whether it still computes."""
+        if self._status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = status if found else None
+        return self._status is None
+
+    def hit(self) -> bool:
+        """Whether somebody ended it."""
+        return not self.running() and self._status is not None and os.WIFSIGNALED(self._status)
+
+    def close(self) -> None:
+        """End it."""
+        if self.running():
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._status = 0
+
+
+def _compute(seconds: float) -> NoReturn:
+    time.sleep(seconds)
+    os._exit(0)
 
 
 def _become_engine() -> NoReturn:

@@ -21,8 +21,10 @@ import psutil
 
 from autotune.life import Event, IllegalMove, Life, State, Transition
 from benchmarks.chaos.dealing import ATTEMPTS, TRIALS, Deal, Kill, Seen, wrong
+from benchmarks.chaos.driver import pynvml
 from benchmarks.chaos.processes import (
     MARK,
+    Computing,
     Strangers,
     end_all,
     ended,
@@ -40,6 +42,8 @@ GRACE_S = 0.7
 
 GONE_S = 3.0
 """After the study's end, or after a kill with a pause, nothing of it may be there for longer than this."""
+
+GPUS = 2
 
 FATAL_EXIT, NOTHING_MEASURED_EXIT = 27, 28
 MOST_RUNS = 12
@@ -63,7 +67,7 @@ class Pace:
     def limit_s(self, deal: Deal) -> float:
         """Within which one run of the tuner must have ended, whatever its servers do."""
         hung = sum(fault.tight for trial in deal.faults for fault in trial)
-        return 3 * self.loose_s + hung * 2 * (self.deadline_s + GRACE_S)
+        return 3 * self.loose_s + deal.stranger * self.start_s + hung * 2 * (self.deadline_s + GRACE_S)
 
     @property
     def loose_s(self) -> float:
@@ -86,6 +90,7 @@ class Report:
     hangs: list[str] = field(default_factory=list)
     integrity_failures: list[str] = field(default_factory=list)
     strangers_hit: list[str] = field(default_factory=list)
+    collisions: list[str] = field(default_factory=list)
 
 
 class Round:
@@ -103,18 +108,20 @@ class Round:
     def __init__(self, deal: Deal, folder: Path, cache: Path, pace: Pace, strangers: Strangers) -> None:
         self._deal, self._folder, self._pace, self._strangers = deal, folder, pace, strangers
         self._mark = secrets.token_hex(8)
+        self._gpus = folder / "gpus"
         self._database = folder / "studies" / "autotune.db"
         self._connection: sqlite3.Connection | None = None
         self._over = False
         self._finished: dict[int, str] = {}
         self._chance = random.Random(deal.number)
+        self._computing: Computing | None = None
         self.report = Report(number=deal.number)
         self.slowest_start_s = 0.0
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         self._environ = kept | {
             "HOME": str(folder),
             "PYTHONPATH": str(ROOT),
-            "CUDA_VISIBLE_DEVICES": "",
+            pynvml.FOLDER: str(folder / "gpus"),
             "AUTOTUNE_CACHE_DIR": str(cache),
             "AUTOTUNE_LEASE_DIR": str(folder / "leases"),
             MARK: self._mark,
@@ -124,6 +131,8 @@ class Round:
         """Play it, look, and clear up."""
         begun = time.monotonic()
         self._write_files()
+        if self._deal.stranger:
+            self._computing = Computing(self._gpus / "nvidia0", self._deal.stranger * self._pace.start_s)
         try:
             for kill in self._deal.kills:
                 self._killed(kill)
@@ -133,6 +142,8 @@ class Round:
         finally:
             if self._connection is not None:
                 self._connection.close()
+            if self._computing is not None:
+                self._computing.close()
             end_all(left_in(self._folder, self._mark))
         return self.report
 
@@ -144,6 +155,9 @@ class Round:
         }
         (self._folder / PLAN).write_text(json.dumps(plan), encoding="utf-8")
         (self._folder / "leases").mkdir()
+        self._gpus.mkdir()
+        for index in range(GPUS):
+            (self._gpus / f"nvidia{index}").touch()
         deadline_s = self._pace.deadline_s if self._deal.tight else self._pace.loose_s
         settings = {
             "attempts": ATTEMPTS, "retry_pause_s": 0.3, "stop_grace_s": GRACE_S, "abandon": 0, "repeats": 0,
@@ -251,8 +265,10 @@ class Round:
         if left:
             report.orphans.append(f"{len(left)} after the end: {_named(left)}")
         report.leases_left += locked_files(self._folder)
-        if self._strangers.hit():
+        if self._strangers.hit() or (self._computing is not None and self._computing.hit()):
             report.strangers_hit.append("a process that is none of ours was ended")
+        met = self._gpus / pynvml.COLLISIONS
+        report.collisions += met.read_text(encoding="utf-8").splitlines() if met.exists() else []
         self._look_at_trials()
         self._look_at_database()
         starts = self._ask("SELECT max(elapsed_s) FROM autotune_transitions WHERE event = 'ready'")

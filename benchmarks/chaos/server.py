@@ -1,6 +1,7 @@
 """The simulated server, with the fault that the round has dealt to this very attempt.
 
-Started as the study's `vllm_command`, in the round's folder. Which attempt it is, it reads from where its output goes:
+Started as the study's `vllm_command`, in the round's folder, on the GPUs that it was given (driver/). Which attempt it
+is, it reads from where its output goes:
 `.../trial-0001-attempt-2/server.log`. The environment is passed on as it came.
 """
 
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 from autotune.simulator.server import main
+from benchmarks.chaos.driver import pynvml
 
 PLAN = "deal.json"
 _ATTEMPT = re.compile(r"trial-(\d+)(?:-attempt-(\d+))?/server\.log$")
@@ -26,4 +28,5 @@ def faults_of(output: str, plan: dict[str, str]) -> str:
 
 if __name__ == "__main__":
     dealt = faults_of(str(Path("/proc/self/fd/1").readlink()), json.loads(Path(PLAN).read_text(encoding="utf-8")))
+    pynvml.hold()
     sys.exit(main(sys.argv[1:], {**os.environ, "AUTOTUNE_SIM_FAULT": dealt}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,9 @@ def test_an_attempt_is_told_step_by_step_and_its_files_are_sent(tmp_path: Path) 
 
 
 def test_one_that_is_to_end_ends(tmp_path: Path) -> None:
-    begun = time.monotonic()
     events = performed(tmp_path, errand(tmp_path, shares_folder=True, pace=1.0), lambda: 1)
     assert isinstance(events[-1], Withdrawn)
     assert [event.phase for event in events if isinstance(event, Entered)][:1] in ([], [Phase.LAUNCHING])
-    assert time.monotonic() - begun < 30
 
 
 def test_one_whose_process_is_killed_is_lost_and_one_whose_worker_goes_ends(tmp_path: Path) -> None:

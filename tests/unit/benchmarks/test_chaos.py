@@ -17,7 +17,8 @@ from autotune.simulator.server_faults import parse_faults
 from autotune.simulator.server_start import leave_worker
 from benchmarks.chaos.__main__ import VIOLATIONS, summary
 from benchmarks.chaos.dealing import ATTEMPTS, FAULTS, HEALTHY, KILLED_IN, Deal, Seen, deal, wrong
-from benchmarks.chaos.processes import Strangers, left_in, locked_files, wait_until_left
+from benchmarks.chaos.driver import pynvml
+from benchmarks.chaos.processes import Computing, Strangers, left_in, locked_files, wait_until_left
 from benchmarks.chaos.rounds import Report
 from benchmarks.chaos.server import faults_of
 
@@ -131,3 +132,42 @@ def test_attempts_beyond_the_deal_are_healthy() -> None:
     dealt = deal(0, 0)
     assert dealt.fault(0, 9) is HEALTHY
     assert dealt.fault(5, 1) is HEALTHY
+
+
+def test_a_gpu_is_used_by_whoever_has_it_open_and_two_servers_on_it_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(2):
+        (tmp_path / f"nvidia{index}").touch()
+    monkeypatch.setenv(pynvml.FOLDER, str(tmp_path))
+    assert pynvml.nvmlDeviceGetCount() == 2
+    assert pynvml.holders() == {}
+    assert pynvml.nvmlDeviceGetMemoryInfo(0).used == pynvml.IDLE_BYTES
+    device = os.open(tmp_path / "nvidia1", os.O_RDONLY)
+    worker = leave_worker(new_session=True)  # forked, re-titled, in a session of its own
+    os.close(device)
+    try:
+        assert pynvml.holders() == {str(tmp_path / "nvidia1"): [worker]}
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        (held,) = pynvml.hold()
+        assert sorted(pynvml.holders()[str(tmp_path / "nvidia1")]) == sorted([worker, os.getpid()])
+        os.close(held)
+        (line,) = (tmp_path / pynvml.COLLISIONS).read_text().splitlines()
+        assert line == f"GPU 1 has [{worker}], and {os.getpid()} comes"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
+def test_a_stranger_who_computes_ends_by_himself_or_was_hit(tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    calm = Computing(tmp_path / "nvidia0", 0.05)
+    while calm.running():
+        assert not calm.hit()
+    assert not calm.hit()
+    struck = Computing(tmp_path / "nvidia0", 60.0)
+    os.kill(struck.pid, signal.SIGKILL)
+    while not struck.hit():
+        pass
+    calm.close()
+    struck.close()

@@ -1,0 +1,1 @@
+"""A driver of GPUs that are files."""

@@ -92,6 +92,7 @@ def run_study(
                     plan.recipe.seed,
                     configs=plan.feasible,
                     limits=asked_limits(study.spec, plan.recipe.slo),
+                    gpus_of=plan.gpus_of if floor.most > 1 or plan.recipe.max_gpu_s is not None else None,
                 ),
                 projection=projection,
                 observer=observer,

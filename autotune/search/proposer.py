@@ -23,7 +23,7 @@ from autotune.search.objective import Point, is_goodput, points, violations
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.prior.candidates import Candidates
 from autotune.search.prior.evidence import shown_until_abandoned
-from autotune.search.prior.expectation import Prior, Proposal, Reason
+from autotune.search.prior.expectation import Floats, Prior, Proposal, Reason
 from autotune.search.prior.propose import propose
 from autotune.search.samplers import Dial, check_sampler, derived_seed, halton, make_sampler, shuffled, suggested
 from autotune.search.space import SearchSpace
@@ -79,6 +79,7 @@ class Proposer:
         configs: Iterable[Config] | None = None,
         complete: Callable[[Config], Config] = lambda config: config,
         limits: Slo | None = None,
+        gpus_of: Callable[[Config], int] | None = None,
     ) -> None:
         """Args:
             sampler_name: one of `SAMPLERS`.
@@ -86,6 +87,8 @@ class Proposer:
             configs: those of the space that the rules allow, for the same sampler; the whole space where not given.
             complete: fills in what vLLM takes for parameters that a config lacks, so that the baseline teaches.
             limits: what a config has to keep to; each is a constraint of its own for Optuna's samplers.
+            gpus_of: GPUs that a config uses, where they are what is scarce: the sampler `prior` then weighs what a
+                config gains by the minutes of GPUs that it takes. None where a launch has the node to itself.
 
         Raises:
             InvalidOption: an unknown sampler, or one whose libraries are missing.
@@ -94,7 +97,8 @@ class Proposer:
         self.sampler_name = check_sampler(sampler_name)
         self.seed = seed
         self._prior, self._given, self._complete = prior, configs, complete
-        self._limits = limits
+        self._limits, self._gpus_of = limits, gpus_of
+        self._gpus: Floats | None = None
         self._candidates: Candidates | None = None
         self._dials = tuple(Dial.of(parameter) for parameter in space.parameters)
         self._names = {parameter.name for parameter in space.parameters}
@@ -160,6 +164,8 @@ class Proposer:
         """What `search.prior` proposes; the list of configs and the prior's own figures are kept between proposals."""
         if self._candidates is None:
             self._candidates = Candidates.of(self.space, self._prior, self._given, self.seed)
+            if self._gpus_of is not None:
+                self._gpus = np.array([float(self._gpus_of(one)) for one in self._candidates.configs])
         number = max((trial.number for trial in history), default=-1) + 1
         return propose(
             history,
@@ -171,6 +177,7 @@ class Proposer:
             is_discouraged=is_discouraged,
             complete=self._complete,
             limits=self._limits,
+            gpus=self._gpus,
         )
 
     def _propose(

@@ -68,6 +68,7 @@ def propose(
     is_discouraged: Callable[[Config], bool] = lambda _: False,
     complete: Callable[[Config], Config] = lambda config: config,
     limits: Slo | None = None,
+    gpus: Floats | None = None,
 ) -> Proposal | None:
     """A config of `space` that is neither tried nor running; None when none is left.
 
@@ -80,6 +81,7 @@ def propose(
         is_discouraged: keeps `DISCOURAGED` of its score; see `search.lessons`.
         complete: fills in what vLLM takes for the parameters that a config of the history lacks.
         limits: what a config has to keep to: its score is multiplied with the probability that it does.
+        gpus: that each candidate uses, where they are what is scarce: a minute of eight costs eight times one of one.
     """
     seen = [replace(one, config=complete(one.config)) for one in observations(history, limits)]
     open_now = [complete(config) for config in running(history)]
@@ -94,6 +96,7 @@ def propose(
         is_allowed=is_allowed,
         is_discouraged=is_discouraged,
         ttft_p95_s=None if limits is None else limits.ttft_p95_s,
+        gpus=gpus,
         unit=GOODPUT_UNIT if is_goodput(history) else UNIT,
     )
 
@@ -110,6 +113,7 @@ def propose_after(
     is_allowed: Callable[[Config], bool] = lambda _: True,
     is_discouraged: Callable[[Config], bool] = lambda _: False,
     ttft_p95_s: float | None = None,
+    gpus: Floats | None = None,
     unit: str = UNIT,
 ) -> Proposal | None:
     """As `propose`, from observations instead of trials.
@@ -119,6 +123,7 @@ def propose_after(
         open_now: configs that are running.
         tried: what is not to be proposed; may hold more than the space's parameters.
         ttft_p95_s: its limit.
+        gpus: as in `propose`, shape (candidates,).
         unit: of the first objective, for the reason.
     """
     free = np.ones(len(listed.configs), dtype=np.bool_)
@@ -138,6 +143,8 @@ def propose_after(
         np.zeros(len(left), np.intp) if home is None else changes(listed.coder, listed.at[left], home, listed.lossy)
     )
     # What is tried out of doubt should differ from what is known: only a gain that is expected is wanted plain.
+    if gpus is not None:
+        judged = replace(judged, scores=judged.scores / np.maximum(gpus[left], 1.0))
     best = int(np.argmax(judged.scores))
     promised = float(judged.means[0][best]), float(judged.means[1][best])
     is_expected = prior is None or improvement(judged.front, judged.reference, promised) > 0.0

@@ -171,6 +171,16 @@ def test_a_baseline_without_its_parameters_teaches_once_completed(listed):
     assert told.config != BASE
 
 
+def test_a_minute_of_many_gpus_costs_more_than_one_of_few(listed):
+    history = [invented(0).measure(0, BASE, 0)]
+    plain = proposed(history, listed[False])
+    sizes = np.array([float(config.get("tensor-parallel-size")) for config in listed[False].configs])
+    assert proposed(history, listed[False], gpus=np.ones(len(sizes))) == plain
+    for free in (1.0, 2.0, 4.0):
+        found = proposed(history, listed[False], gpus=np.where(sizes == free, 1.0, 1e6))
+        assert found.config.get("tensor-parallel-size") == free
+
+
 def with_errors(trial, failed):
     """The trial with that many of 100 requests failed."""
     levels = tuple(replace(one, completed=100 - failed, failed=failed) for one in trial.result.measurements)

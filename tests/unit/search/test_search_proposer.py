@@ -350,6 +350,13 @@ def test_every_limit_is_a_constraint_of_its_own(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def test_where_gpus_are_scarce_the_sampler_weighs_what_a_config_takes_of_them() -> None:
+    history = [measure(number, config) for number, config in enumerate(list(FLAT)[::5])]
+    sparing = Proposer(FLAT, "prior", 1, gpus_of=lambda config: 1 if config.get("seqs") == 32 else 10**6)
+    assert Proposer(FLAT, "prior", 1).propose(history).as_dict()["seqs"] != 32
+    assert sparing.propose(history).as_dict()["seqs"] == 32
+
+
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("name", "launches"), [("tpe", 50), ("nsga2", 50), ("prior", 20)])
 def test_samplers_look_where_the_limits_are_kept(name: str, launches: int) -> None:

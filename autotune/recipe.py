@@ -140,6 +140,7 @@ class Recipe:
         ray_address: of the cluster, HOST:PORT; None for the one that this machine is part of.
         ray_nodes: its nodes to use, by host name, address or kind; empty for all with GPUs.
         starting_points: configs tried right after the baseline, before the sampler's own.
+        today: what runs today, as it is; tried before those, in the space or not, where it can start.
         quality: how it is seen whether configs that change numerics still answer alike.
     """
 
@@ -181,6 +182,7 @@ class Recipe:
     ray_address: str | None = None
     ray_nodes: tuple[str, ...] = ()
     starting_points: tuple[Config, ...] = ()
+    today: Config | None = None
     quality: QualityChoice = field(default_factory=QualityChoice)
 
 

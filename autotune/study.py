@@ -22,7 +22,7 @@ from autotune.life import Event, Instruction, next_event, verdict
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
 from autotune.planning.guarding import quality_order
-from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first
+from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first, why_tried
 from autotune.records import (
     Config,
     Failure,
@@ -195,11 +195,10 @@ class StudyRun:
             why = why_line(Reason.BASELINE, "everything else is measured against it")
             return Choice(config=self.plan.baseline, origin=Origin.BASELINE, why=why)
         tried = {self.plan.effective(trial.config) for trial in trials}
-        for place, config in enumerate(tried_first(self.plan)):
+        for config in tried_first(self.plan):
             if self.plan.effective(config) not in tried and fits(config):
-                asked = place < len(self.plan.recipe.starting_points)
-                text = "asked for by the study" if asked else "what the guide tries first for this model on this node"
-                return Choice(config=config, origin=Origin.ENQUEUED, why=why_line(Reason.RECIPE, text))
+                why = why_line(Reason.RECIPE, why_tried(self.plan, config))
+                return Choice(config=config, origin=Origin.ENQUEUED, why=why)
         learnt = lessons(trials, self.plan.setting)
         self._inform()
 

@@ -45,6 +45,13 @@ Checkpoints = Annotated[
 MinModelLen = Annotated[
     int | None, typer.Option(min=1, help="Tokens that a request must be able to have, whatever the workload sends.")
 ]
+Today = Annotated[
+    str | None,
+    typer.Option(
+        help="What runs today, launched right after the baseline: a promotion (prod-chat, prod-chat@3), or a YAML file "
+        "of flags as `vllm serve --config` reads it."
+    ),
+]
 File = Annotated[str | None, typer.Option("--file", help="A study file, by path or by the name of a shipped one.")]
 Name = Annotated[str | None, typer.Option(help="Name of the study; the same name goes on where it stopped.")]
 EngineName = Annotated[

@@ -52,12 +52,14 @@ def check(
     from autotune.promote.drift import check as held_against
     from autotune.promote.history import named
     from autotune.review.history import history_of
+    from autotune.review.promoting import extra_of
     from autotune.slo_text import parse_slo
 
     base, key = base_of(url), key_of(api_key_env, os.environ)
     asked = parse_slo(slo) if slo else None
     with opened(places_of(studies_dir, storage), promotion or "", kind="promotion") as store:
         history = history_of(store)
+        extras = {study: extra_of(store, study) for study in {one.promotion.study for one in history}}
     entry = named(history, promotion) if promotion is not None else None
     typer.echo(f"looking on at {base} for {seconds:g} s", err=True)
     watched = run_until_signalled(lambda: watch(base, seconds, clock=time.monotonic, model=model, key=key))
@@ -65,7 +67,8 @@ def check(
     limit = asked or (parse_slo(entry.promotion.slo) if entry.promotion.slo else None)
     seen = _observed(base, watched)
     checked = held_against(entry.promotion, _shown(watched), seen, limit)
-    commands = _commands(entry, base, checked, str(limit) if limit else None)
+    extra = extras.get(entry.promotion.study, ())
+    commands = _commands(entry, base, checked, str(limit) if limit else None, extra)
     if as_json:
         typer.echo(json.dumps(_document(entry, base, seen, checked, commands), indent=2))
     else:
@@ -122,10 +125,11 @@ def _shown(watched: Watched) -> Shown:
     )
 
 
-def _commands(entry: Entry, base: str, checked: Checked, slo: str | None) -> tuple[str, ...]:
+def _commands(entry: Entry, base: str, checked: Checked, slo: str | None, extra: tuple[str, ...]) -> tuple[str, ...]:
     from autotune.promote.drift import remedies
 
-    return remedies(entry.promotion, entry.label, base, slo, [finding.kind for finding in checked.findings])
+    kinds = [finding.kind for finding in checked.findings]
+    return remedies(entry.promotion, entry.label, base, slo, kinds, extra)
 
 
 def _print(entry: Entry, base: str, seen: Observation, checked: Checked, commands: Sequence[str]) -> None:

@@ -19,11 +19,12 @@ from autotune.gate_session import GateRequest, KeptStudy, verify_trial
 from autotune.load.arrival_windows import WindowRule
 from autotune.promote.gate.prospects import OPEN_TO_MORE
 from autotune.promote.history import Entry
-from autotune.promote.parameters import PLACE_FLAGS, without_secrets_and_place
+from autotune.promote.parameters import PLACE_FLAGS
 from autotune.promote.rendering import gate_summary
 from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
+from autotune.review.promoting import extra_of
 from autotune.store.codec import encode
 from autotune.store.places import Places
 from autotune.verification import LAUNCH_LIMIT
@@ -215,12 +216,6 @@ def overtaken(gate: GateRecord, before: Entry | None, now: Entry | None) -> Gate
         return gate
     doubt = f"{now.label} was promoted meanwhile: nobody verified this config against it"
     return replace(gate, doubts=(*gate.doubts, doubt))
-
-
-def extra_of(store: Store, study: str) -> tuple[str, ...]:
-    """What a study has after `--`, without secrets."""
-    words = tuple(str(word) for word in store.study(study).spec.get("extra_args", ()))
-    return without_secrets_and_place(words)[0]
 
 
 def _promoted(store: Store, current: Entry) -> GateSide:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autotune.planning import StudyPlan
-    from autotune.records import Phase, Trial
+    from autotune.records import Config, Phase, Trial
     from autotune.report.progress import ProgressView
     from autotune.session import Target
     from autotune.store.places import Places
@@ -42,6 +42,7 @@ def study(
     space: asked.Space = None,
     checkpoints: asked.Checkpoints = None,
     min_model_len: asked.MinModelLen = None,
+    today: asked.Today = None,
     file: asked.File = None,
     name: asked.Name = None,
     engine: asked.EngineName = None,
@@ -96,6 +97,7 @@ def study(
     """Propose flags, launch servers, drive the load, record; end with a front and a pick."""
     os.environ.pop("AUTOTUNE_NOTIFY_URL", None)  # a secret that no server, and nothing else that is started, needs
     count, more = asked.trials_of(trials)
+    places = places_of(studies_dir, storage)
     arguments = asked.arguments(
         model=model,
         workload=workload,
@@ -103,6 +105,7 @@ def study(
         space=space,
         checkpoints=checkpoints,
         min_model_len=min_model_len,
+        today=None if today is None else _running(today, places),
         name=name,
         engine=engine,
         node=node,
@@ -133,7 +136,28 @@ def study(
     # Only now what runs studies is imported: whoever mistyped need not wait for it.
     from autotune.session import Target
 
-    _run(plan, places_of(studies_dir, storage), Target(trials=count, more=more), as_json=as_json)
+    _run(plan, places, Target(trials=count, more=more), as_json=as_json)
+
+
+def _running(text: str, places: Places) -> Config:
+    """The config of a promotion, or of a file of flags.
+
+    Raises:
+        UnknownName, InvalidFile: there is neither.
+    """
+    from autotune.cli.gate import LEFT_OUT, side_of_file
+    from autotune.cli.stores import opened
+    from autotune.promote.history import named
+    from autotune.records import Config
+    from autotune.review.history import history_of
+    from autotune.yaml_input import existing_file
+
+    path = existing_file(text)
+    if path is not None:
+        return side_of_file(path, "").config
+    with opened(places, text, kind="promotion") as store:
+        promotion = named(history_of(store), text).promotion
+    return Config.of({name: value for name, value in promotion.config if name not in LEFT_OUT})
 
 
 def _run(plan: StudyPlan, places: Places, target: Target, *, as_json: bool) -> None:

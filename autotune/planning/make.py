@@ -38,7 +38,7 @@ from autotune.records import (
     Value,
 )
 from autotune.search.need import Traffic
-from autotune.search.rules import RuleContext, require_feasible
+from autotune.search.rules import RuleContext, check, require_feasible
 from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace
 from autotune.search.starting import baseline, starting_points
@@ -92,6 +92,7 @@ def make_plan(
     if generated is None:
         known = replace(known, shapes=dict(_checkpoints(space.checkpoints, recipe, here, engine)))
     start = _start(recipe, known, space, extra, through_layouts=generated is not None)
+    today, today_notes = _today(recipe, known, extra, start.context)
     plan = StudyPlan(
         recipe=recipe,
         engine=engine,
@@ -112,13 +113,14 @@ def make_plan(
         starting_points=start.points,
         slo=slo,
         pick_rule=pick_rule,
-        notes=(*notes, *shape_notes),
+        notes=(*notes, *shape_notes, *today_notes),
         reachable_hits=hits,
         traffic=known.traffic,
         checkpoints=tuple(known.shapes.items()),
         generated=generated,
         cache_dir=here.cache_dir,
         prompts=guard_prompts(recipe.quality, space),
+        today=today,
     )
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
 
@@ -205,6 +207,23 @@ def _start(
         refused=refused,
         points=tuple(Config.of({**dict(fixed), **point.as_dict()}) for point in dict.fromkeys((*given, *more))),
     )
+
+
+def _today(
+    recipe: Recipe, known: Known, extra: Sequence[tuple[str, Value]], context: RuleContext
+) -> tuple[Config | None, tuple[str, ...]]:
+    """What runs today as it is launched here, and where it cannot be, why not.
+
+    It has its own length, not the study's: another one would be another server.
+    """
+    if recipe.today is None:
+        return None, ()
+    taken = {name for name, _ in extra}
+    today = Config.of({name: value for name, value in recipe.today if name not in taken})
+    broken = check(today, known.node, known.shape, replace(context, fixed=tuple(extra)))
+    if broken:
+        return None, (f"What runs today is not tried, as it cannot serve this: {broken[0].text}.",)
+    return today, ()
 
 
 SAMPLE = 400

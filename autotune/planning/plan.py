@@ -12,8 +12,8 @@ from autotune.engine.flag_cache import ask_flags
 from autotune.engine.flags import AcceptedFlags
 from autotune.load.ramp import most_ttft_requests
 from autotune.load.workloads import Workload, workload_fingerprint
-from autotune.node.defaults import resolve
 from autotune.node.probe import GpuProbe
+from autotune.planning.effective import Effective
 from autotune.quality import PromptSet, lossy_names
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, Objective, PickRule, Slo, Value
@@ -71,6 +71,7 @@ class StudyPlan:
         generated: how the space came about; None for one from a file.
         cache_dir: where servers of studies keep compiled code; None keeps none.
         prompts: that the quality guard asks; None where nothing that is tried changes numerics.
+        today: what runs today, as it is launched; None where nobody said, or it cannot be.
     """
 
     recipe: Recipe
@@ -99,6 +100,7 @@ class StudyPlan:
     generated: GeneratedSpace | None = None
     cache_dir: Path | None = None
     prompts: PromptSet | None = None
+    today: Config | None = None
 
     @property
     def lossy(self) -> frozenset[str]:
@@ -153,14 +155,14 @@ class StudyPlan:
 
     def effective(self, config: Config) -> str:
         """Equal for configs that end up as the same server, whether a default is written out or left out."""
-        shape = self.shape_of(config)
-        if shape is None or not self.node.gpus:
-            return Config.of({**dict(self.extra), **config.as_dict()}).hash
-        values = {**dict(self.extra), **config.as_dict()}
-        settings = resolve(Config.of(values), self.node, shape, self.vllm_version)
-        rest = {name: value for name, value in values.items() if name not in RESOLVED_FLAGS}
-        rest["model"] = self.model_of(config)
-        return f"{settings}|{Config.of(rest).hash}"
+        found = Effective(
+            node=self.node,
+            model=self.recipe.model,
+            shapes=dict(self.shapes),
+            vllm_version=self.vllm_version,
+            extra=dict(self.extra),
+        )
+        return found.key(config)
 
     def load_for(self, stored: LoadPlan | None) -> LoadPlan | None:
         """The levels to drive: those found before, or those the operator fixed; None when they must be found."""
@@ -195,33 +197,6 @@ class StudyPlan:
             # A throughput says the same whatever the SLO; a goodput is of its own.
             "objective": f"goodput within {self.slo}" if goodput else str(self.recipe.objective),
         }
-
-
-RESOLVED_FLAGS = frozenset(
-    {
-        "tensor-parallel-size",
-        "pipeline-parallel-size",
-        "data-parallel-size",
-        "gpu-memory-utilization",
-        "max-model-len",
-        "max-num-seqs",
-        "max-num-batched-tokens",
-        "kv-cache-dtype",
-        "dtype",
-        "enable-prefix-caching",
-        "enable-chunked-prefill",
-        "enforce-eager",
-        "block-size",
-        "enable-expert-parallel",
-        "api-server-count",
-        "async-scheduling",
-        "stream-interval",
-        "max-cudagraph-capture-size",
-        "performance-mode",
-        "quantization",
-    }
-)
-"""Flags whose meaning is fully in ResolvedSettings."""
 
 
 def fixed_plan(load: LoadChoice, workload: Workload, *, longest_s: float) -> LoadPlan:

@@ -74,11 +74,21 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
 def tried_first(plan: StudyPlan) -> tuple[Config, ...]:
     """What is launched between the baseline and the sampler's own proposals.
 
-    Where a prediction ranks the space, the guide's first config is enough, beside those that the operator asked for.
+    What runs today comes first. Where a prediction ranks the space, the guide's first config is enough, beside those
+    that the operator asked for.
     """
+    today = () if plan.today is None else (plan.today,)
     if plan.recipe.sampler != SAMPLER or not has_physics(plan):
-        return plan.starting_points
-    return plan.starting_points[: max(1, len(plan.recipe.starting_points))]
+        return (*today, *plan.starting_points)
+    return (*today, *plan.starting_points[: max(1, len(plan.recipe.starting_points))])
+
+
+def why_tried(plan: StudyPlan, config: Config) -> str:
+    """Why one of `tried_first` is."""
+    if config == plan.today:
+        return "what runs today"
+    asked = config in plan.starting_points[: len(plan.recipe.starting_points)]
+    return "asked for by the study" if asked else "what the guide tries first for this model on this node"
 
 
 def completer(plan: StudyPlan) -> Callable[[Config], Config]:

@@ -333,9 +333,19 @@ def _interval(figure: Estimate, pretty: Callable[[float], str]) -> str:
 
 
 def remedies(
-    promotion: Promotion, label: str, url: str, slo: str | None, kinds: Sequence[FindingKind]
+    promotion: Promotion,
+    label: str,
+    url: str,
+    slo: str | None,
+    kinds: Sequence[FindingKind],
+    extra: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Commands to paste, in their order: back to what was promoted, or to a config for what users send now."""
+    """Commands to paste, in their order: back to what was promoted, or to a config for what users send now.
+
+    Args:
+        label: name and version; that very config is tried first when tuning again.
+        extra: what the promoted study had after `--`.
+    """
     if not kinds:
         return ()
     lines = []
@@ -348,7 +358,8 @@ def remedies(
         name = shlex.quote(f"{promotion.name}-retune")
         lines += [
             f"autotune workload capture --url {shlex.quote(url)} --seconds 600 --out {file}",
-            f"autotune study --model {shlex.quote(promotion.model)} --workload {file} --name {name}{limit}",
+            f"autotune study --model {shlex.quote(promotion.model)} --workload {file} --name {name}{limit} "
+            f"--today {shlex.quote(label)}{f' -- {shlex.join(extra)}' if extra else ''}",
             f"autotune promote {name} --name {shlex.quote(promotion.name)} --target "
             f"{','.join(promotion.targets)} --out DIR --reason 'the workload has changed'",
         ]

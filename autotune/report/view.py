@@ -60,6 +60,7 @@ class Running:
             own study asked another question.
         differing: (key, there, here) of what the two studies do not share; empty where the launches compare.
         others: labels of further promotions of the model.
+        written_otherwise: hashes of further configs of the study that end up as the same server.
     """
 
     label: str
@@ -69,10 +70,11 @@ class Running:
     launches: tuple[Trial, ...] = ()
     differing: tuple[tuple[str, str, str], ...] = ()
     others: tuple[str, ...] = ()
+    written_otherwise: frozenset[str] = frozenset()
 
     def is_of(self, trial: Trial) -> bool:
-        """Whether a trial of the study that is shown has the config that runs."""
-        return trial.config.hash == self.config_hash
+        """Whether a trial of the study that is shown has the config that runs, however that is written."""
+        return trial.config.hash == self.config_hash or trial.config.hash in self.written_otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

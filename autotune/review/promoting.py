@@ -21,6 +21,7 @@ from autotune.promote import (
     write_files,
 )
 from autotune.promote.history import before, current_of, named
+from autotune.promote.parameters import without_secrets_and_place
 from autotune.records import Config, GateRecord, LevelRole, Trial
 from autotune.report.view import StudyView
 from autotune.review.history import history_of
@@ -107,6 +108,12 @@ def current_entry(store: Store, name: str) -> Entry | None:
     """What runs under a name, as far as the history says; None where nothing was promoted under it."""
 
     return next((one for one in current_of(history_of(store)) if one.promotion.name == name), None)
+
+
+def extra_of(store: Store, study: str) -> tuple[str, ...]:
+    """What a study has after `--`, without secrets and without where it listens."""
+    words = tuple(str(word) for word in store.study(study).spec.get("extra_args", ()))
+    return without_secrets_and_place(words)[0]
 
 
 def stored_promotion(store: Store, promotion: Promotion, directory: str) -> Entry:

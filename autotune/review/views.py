@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.engine.flags import from_argv
-from autotune.errors import AutotuneError, StorageError
-from autotune.records import LoadPlan, ModelShape, Node, PickRule, Slo, Trial
+from autotune.errors import AutotuneError, InvalidOption, StorageError
+from autotune.records import Config, LoadPlan, ModelShape, Node, PickRule, Slo, Trial
 from autotune.report.view import Background, Running, StudyView
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
@@ -152,7 +152,10 @@ def running_of(store: Store, study: StudyRecord, trials: Sequence[Trial]) -> Run
         return None
     found.sort(key=lambda entry: (entry.promotion.study == study.name, entry.promotion.created_at), reverse=True)
     chosen = found[0].promotion
-    launches = tuple(t for t in trials if t.measured and t.config.hash == chosen.config_hash)
+    # Without its own checkpoint the config of another one would pass for the study's model.
+    same = _same_server(study, trials, chosen.config) if chosen.model in names else frozenset[str]()
+    hashes = {chosen.config_hash, *same}
+    launches = tuple(t for t in trials if t.measured and t.config.hash in hashes)
     differing: tuple[tuple[str, str, str], ...] = ()
     if not launches and chosen.study != study.name:
         differing = _differing(store, store.study(chosen.study), study)
@@ -167,7 +170,29 @@ def running_of(store: Store, study: StudyRecord, trials: Sequence[Trial]) -> Run
         launches=launches,
         differing=differing,
         others=tuple(entry.label for entry in found[1:]),
+        written_otherwise=same,
     )
+
+
+def _same_server(study: StudyRecord, trials: Sequence[Trial], config: Config) -> frozenset[str]:
+    """Hashes of the study's configs that end up as the same server as `config`; none where that cannot be told."""
+    from autotune.planning.effective import Effective
+
+    background = background_of(study)
+    if background.node is None:
+        return frozenset()
+    effective = Effective(
+        node=background.node,
+        model=background.model,
+        shapes=dict(background.shapes),
+        vllm_version=background.vllm_version,
+        extra=dict(background.extra),
+    )
+    try:
+        wanted = effective.key(config)
+        return frozenset(trial.config.hash for trial in trials if effective.key(trial.config) == wanted)
+    except InvalidOption:
+        return frozenset()
 
 
 def _differing(store: Store, there: StudyRecord, here: StudyRecord) -> tuple[tuple[str, str, str], ...]:

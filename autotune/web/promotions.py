@@ -226,6 +226,7 @@ def _words(service: Service, asked: NewPromotion, name: str) -> tuple[str, ...]:
         ("--gate-windows", asked.gate_windows),
         ("--vllm-command", service.settings.vllm_command),
         ("--gate-launches", asked.gate_launches),
+        ("--gate-most-launches", asked.gate_most_launches),
         ("--port", asked.port),
     )
     words += [word for option, value in said if value is not None for word in (option, str(value))]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.gate_session import other_than_studied, same_model
+from autotune.gate_session import other_than_studied, same_model, same_server
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import Recipe
-from autotune.records import EngineKind
+from autotune.records import Config, EngineKind, GateSide, Value
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +50,14 @@ def test_a_folder_is_the_same_model_however_it_is_written(tmp_path: Path, monkey
     assert same_model("org/model", "org/model")
     assert not same_model("org/model", "org/model-awq")
     assert not same_model("llama", "org/model")
+
+
+def test_sides_that_end_up_as_the_same_server_are_told_apart_from_others(plan: StudyPlan) -> None:
+    def side(model: str = plan.recipe.model, **flags: Value) -> GateSide:
+        return GateSide(
+            label="x", config=Config.of({k.replace("_", "-"): v for k, v in flags.items()}), model=model, gpus=1
+        )
+
+    assert same_server(plan, side(), side(max_num_seqs=1024, tensor_parallel_size=1))
+    assert not same_server(plan, side(), side(max_num_seqs=512))
+    assert not same_server(plan, side(), side(model="org/other"))

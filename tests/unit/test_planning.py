@@ -12,6 +12,7 @@ import pytest
 from autotune.engine.flags import AcceptedFlags, FlagSpec
 from autotune.errors import InvalidOption, NoFeasibleConfig, UnknownName, VllmCommandError
 from autotune.planning import StudyPlan, Surroundings, make_plan
+from autotune.planning.prior import tried_first
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, Objective
 
@@ -105,6 +106,20 @@ def test_configs_that_end_up_as_the_same_server_are_one(here: Surroundings, spac
     assert plan.effective(other) != plan.effective(bare)
     # Another environment variable is another server.
     assert plan.effective(Config.of({**bare.as_dict(), "env:X": 1})) != plan.effective(bare)
+
+
+def test_what_runs_today_is_tried_first_where_it_can_start(here: Surroundings, space: str) -> None:
+    today = Config.of({"max-num-seqs": 96, "max-model-len": 4096})
+    plan = plan_of(here, space=space, today=today)
+    assert plan.today == tried_first(plan)[0] == today
+    assert plan.space == plan_of(here, space=space).space
+    # What is given for every launch is no part of it.
+    assert plan_of(here, space=space, today=today, extra_args=("--max-model-len", "8192")).today == Config.of(
+        {"max-num-seqs": 96}
+    )
+    wide = plan_of(here, space=space, today=Config.of({"tensor-parallel-size": 16}))
+    assert wide.today is None
+    assert any(note.startswith("What runs today is not tried, as it cannot serve this: ") for note in wide.notes)
 
 
 def test_what_cannot_start_is_counted_by_reason(here: Surroundings, space: str) -> None:

@@ -543,3 +543,20 @@ def test_nothing_is_asked_where_nothing_changes_numerics_or_the_guard_is_off(tmp
     space.write_text(LOSSY_SPACE, encoding="utf-8")
     assert plan_for(tmp_path, space=str(space)).prompts is not None
     assert plan_for(tmp_path, space=str(space), quality=QualityChoice(enabled=False)).prompts is None
+
+
+def test_what_runs_today_is_launched_right_after_the_baseline_as_it_is(tmp_path: Path) -> None:
+    # Neither value is one of the space's, and its length is its own.
+    today = Config.of({"max-num-seqs": 96, "max-model-len": 4096, "stream-interval": 2})
+    outcome, engine = finished(tmp_path, speeds, trials=3, today=today)
+    assert engine.launched[1] == today
+    assert (outcome.trials[1].origin, outcome.trials[1].measured) == (Origin.ENQUEUED, True)
+    assert "what runs today" in (outcome.trials[1].why or "")
+    assert engine.launched[2] != today
+
+
+def test_what_runs_today_and_is_the_baseline_is_launched_once(tmp_path: Path) -> None:
+    # 1,024 sequences are what vLLM takes on this GPU.
+    outcome, engine = finished(tmp_path, speeds, trials=2, today=Config.of({"max-num-seqs": 1024}))
+    assert engine.launched[0] == Config.of({})
+    assert all("what runs today" not in (trial.why or "") for trial in outcome.trials)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.gate import _more, _unlike, extra_of, overtaken, side_of_file
+from autotune.cli.gate import _more, _unlike, overtaken, side_of_file
 from autotune.errors import InvalidFile
 from autotune.promote import Entry, Promotion
 from autotune.records import (
@@ -24,6 +24,7 @@ from autotune.records import (
     GateSideName,
     GateVerdict,
 )
+from autotune.review.promoting import extra_of
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 SIDE = GateSide(label="trial 1", config=Config.of({}), model="m", gpus=1)

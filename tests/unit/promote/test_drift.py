@@ -230,5 +230,8 @@ def test_the_worst_comes_first_and_the_remedy_fits() -> None:
     assert lines[0].startswith("""autotune promotions 'it'"'"'s prod' --json""")
     assert lines[1] == "autotune workload capture --url http://p:1 --seconds 600 --out it-s-prod-now.yaml"
     assert "--slo 'error_rate<=0'" in lines[2]
+    assert lines[2].endswith("""--today 'it'"'"'s prod@1'""")
+    with_extra = remedies(promotion(), "prod@1", "http://p:1", None, kinds, ("--trust-remote-code",))
+    assert with_extra[2].endswith("--today prod@1 -- --trust-remote-code")
     assert remedies(promotion(), "l", "u", None, []) == ()
     assert len(remedies(promotion(), "l", "u", None, [FindingKind.CONFIG_DRIFT])) == 1

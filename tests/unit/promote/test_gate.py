@@ -113,6 +113,17 @@ def test_the_same_config_has_nothing_to_gain():
     assert found.verdict is GateVerdict.PASSED
 
 
+def test_the_same_server_written_otherwise_has_nothing_to_gain_and_it_says_what_differs():
+    written = side("prod@3", config=Config.of({"max-num-seqs": 1024}))
+    bare = side("trial 0", config=Config.of({"max-num-seqs": None, "stream-interval": 2}))
+    found = judge(evidence(abba(), candidate=bare, against=written, same_server=True))
+    assert state(found, "gain") is NONE
+    assert found.criteria[0].found == (
+        "prod@3 is this config once vLLM's defaults are filled in (it says max-num-seqs=1024, and trial 0 says "
+        "stream-interval=2): nothing to gain"
+    )
+
+
 def test_a_lower_ttft_that_costs_what_was_claimed_passes_and_costs_no_more():
     slower = {"windows": (0.1, 0.1, 0.1), "over_s": 0.2, "tok_s": 950.0}
     claim = {"tok_s_per_gpu": Estimate(value=950.0), "ttft_p95_s": Estimate(value=0.1)}

@@ -81,3 +81,9 @@ def test_another_question_gives_no_number() -> None:
     assert found is not None
     assert found.throughput.ratio == pytest.approx(2100 / 900)
     assert [trial.number for trial in same.compared_trials] == [1, 2, 0]
+
+
+def test_a_config_that_is_only_written_otherwise_runs_too() -> None:
+    first, other = study().trials[3], study().trials[1]
+    assert not running(first).is_of(other)
+    assert running(first, written_otherwise=frozenset({other.config.hash})).is_of(other)

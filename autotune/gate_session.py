@@ -119,7 +119,7 @@ def verify_trial(
         )
     recipe = replace(stored.plan.recipe, extra_args=tuple(str(word) for word in study.spec.get("extra_args", ())))
     plan = replace(stored.plan, recipe=recipe, pick_rule=asked_rule(study.spec, None))
-    studied_on = plan.vllm_version
+    studied_on, node = plan.vllm_version, node_here(plan, here)
     plan = _with_command(plan, study.spec.get("command", ()), request, here)
     doubts = (*stored.doubts, *other_than_studied(plan, studied_on, here))
     slo = asked_slo(study.spec, request.slo)
@@ -132,7 +132,7 @@ def verify_trial(
         _reap_left_over(folder, observer)
         seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
         order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=doubts, trials=trials)
-        return _run(plan, order, here, observer)
+        return _run(plan, replace(order, node=node), here, observer)
 
 
 def require_own_workload(study: StudyRecord, stored: StoredPlan) -> None:
@@ -236,12 +236,18 @@ def other_than_studied(plan: StudyPlan, version: str | None, here: Surroundings)
     """In what this machine and its vLLM are not those that the study's figures are of, one sentence each."""
     if plan.engine is EngineKind.SIMULATED:
         return ()
-    found = detect_node(here.probe, here.environ, shm_bytes=here.shm_bytes, has_kfd=here.has_kfd)
-    name = (found or cpu_node()).name
+    name = node_here(plan, here)
     doubts = [] if name == plan.node.name else [f"the study ran on {plan.node.name}, and this is {name}"]
     if version is not None and plan.vllm_version != version:
         doubts.append(f"the study ran vLLM {version}, and this is {plan.vllm_version or 'of an unknown version'}")
     return tuple(doubts)
+
+
+def node_here(plan: StudyPlan, here: Surroundings) -> str:
+    """Name of the node that a verification runs on: this machine, or what a simulation stands for."""
+    if plan.engine is EngineKind.SIMULATED:
+        return plan.node.name
+    return (detect_node(here.probe, here.environ, shm_bytes=here.shm_bytes, has_kfd=here.has_kfd) or cpu_node()).name
 
 
 def _trial(trials: Sequence[Trial], study: str, number: int) -> Trial:

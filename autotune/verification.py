@@ -134,6 +134,7 @@ class _Verification:
             study_seed=order.study_seed,
             gate_seed=order.gate_seed,
             vllm_version=self._version,
+            node=order.node,
             throughput_sd=found.throughput_sd,
             ttft_sd=found.ttft_sd,
             launches=tuple(self._launches),

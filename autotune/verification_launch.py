@@ -76,6 +76,7 @@ class GateOrder:
         same_server: both sides are the same server once vLLM's defaults are filled in.
         lossy: by what the candidate computes other numbers than what runs today.
         prompts, thresholds: of the quality guard, which is asked where there is something of that.
+        node: name of the one that it runs on.
         studied: what the study's guard found of the candidate; None where it did not ask.
         doubts: known before it begins.
     """
@@ -102,6 +103,7 @@ class GateOrder:
     prompts: PromptSet | None = None
     thresholds: QualityThresholds = field(default_factory=QualityThresholds)
     studied: Quality | None = None
+    node: str | None = None
     start_deadline_s: float = 1200.0
     stall_deadline_s: float = 600.0
     level_deadline_s: float = 600.0

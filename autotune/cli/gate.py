@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from autotune.promote.gate.prospects import OPEN_TO_MORE
 from autotune.promote.history import Entry
 from autotune.promote.parameters import PLACE_FLAGS
 from autotune.promote.rendering import gate_summary
+from autotune.promote.targets import Target
 from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
@@ -196,7 +198,9 @@ def _unlike(current: Entry, record: GateRecord, *, held: tuple[str, ...], own: t
     Args:
         held, own: what its study had after `--`, and what the launches had.
     """
-    promotion, doubts = current.promotion, []
+    promotion, doubts = current.promotion, list[str]()
+    if promotion.node and record.node and promotion.node != record.node:
+        doubts.append(f"{current.label} was promoted on {promotion.node}, and this was verified on {record.node}")
     version = (record.vllm_version or "").partition("+")[0]
     if promotion.version_measured and version and version != promotion.vllm_version.partition("+")[0]:
         doubts.append(f"{current.label} runs vLLM {promotion.vllm_version}, and was launched here with {version}")
@@ -204,6 +208,22 @@ def _unlike(current: Entry, record: GateRecord, *, held: tuple[str, ...], own: t
         was, now = (" ".join(words) or "nothing" for words in (held, own))
         doubts.append(f"{current.label} was rendered with {was} after `--`, and was launched here with {now}")
     return tuple(doubts)
+
+
+PLACED_BY_OTHERS = frozenset({Target.KUBERNETES, Target.HELM})
+"""Targets whose machine a scheduler chooses."""
+
+
+def placed(gate: GateRecord, targets: Sequence[Target]) -> GateRecord:
+    """The record, with a doubt where what is rendered may come to run on another node than it was verified on."""
+    chosen = [str(target) for target in targets if target in PLACED_BY_OTHERS]
+    if gate.verdict is GateVerdict.SKIPPED or gate.node is None or not chosen:
+        return gate
+    doubt = (
+        f"verified on {gate.node}; {' and '.join(chosen)} may place it on another node, of which the verdict says "
+        "nothing: tie it to such nodes"
+    )
+    return replace(gate, doubts=(*gate.doubts, doubt))
 
 
 def overtaken(gate: GateRecord, before: Entry | None, now: Entry | None) -> GateRecord:

@@ -95,7 +95,7 @@ def promote(
 
 def _promoted(asked: PromoteAsked, places: Places) -> tuple[Entry, tuple[Path, ...]]:
     """Verify, write, record. The database is open before the verification and after it, and not for its hours."""
-    from autotune.cli.gate import overtaken, verified
+    from autotune.cli.gate import overtaken, placed, verified
     from autotune.cli.stores import opened
     from autotune.review.promoting import current_entry
 
@@ -104,7 +104,7 @@ def _promoted(asked: PromoteAsked, places: Places) -> tuple[Entry, tuple[Path, .
     gate = verified(chosen.verification, places)
     with opened(places, asked.study) as store:
         gate = overtaken(gate, chosen.verification.current, current_entry(store, asked.rendering.name))
-        return _record(store, chosen, gate)
+        return _record(store, chosen, placed(gate, asked.wanted.targets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ValidationError, field_validator
 
 HEALTH_TIMEOUT_S = 2.0
 ASK_TIMEOUT_S = 10.0
+INFO_TIMEOUT_S = 90.0
+"""For /server_info: before its first answer a vLLM 0.32 looks over the whole machine (`vllm.collect_env`, which runs
+pip and nvidia-smi), and took 20 s on a busy one. Where there is no such path it says so at once."""
 MOST_BYTES = 16 * 1024 * 1024
 """Longest answer that is read: what listens on the port need not be a vLLM."""
 
@@ -136,7 +139,7 @@ class ServerDoor:
 
         Newer versions give it as JSON, with all of the scheduler's settings; others as the text that they log.
         """
-        text = await self._text("/server_info?config_format=json")
+        text = await self._text("/server_info?config_format=json", INFO_TIMEOUT_S)
         with contextlib.suppress(ValidationError):
             found = _ServerInfo.model_validate_json(text or "").vllm_config
             return found if isinstance(found, str) else _settings_text(found)
@@ -151,8 +154,8 @@ class ServerDoor:
             self._resets = False
         return status == 200
 
-    async def _text(self, path: str) -> str | None:
-        answer = await self._ask("GET", path, ASK_TIMEOUT_S)
+    async def _text(self, path: str, timeout_s: float = ASK_TIMEOUT_S) -> str | None:
+        answer = await self._ask("GET", path, timeout_s)
         return answer.body.decode("utf-8", "replace") if answer.status == 200 else None
 
     async def _ask(self, method: str, path: str, timeout_s: float) -> _Answer:

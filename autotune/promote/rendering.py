@@ -89,11 +89,13 @@ def gate_text(facts: Provenance) -> str:
 
 
 def gate_summary(gate: GateRecord | None) -> str:
-    """A verification on one line: `pass: throughput ...`; `not run` of none."""
+    """A verification on one line: `pass, with 1 doubt: throughput ...`; `not run` of none."""
     if gate is None:
         return "not run"
     simulated = " (simulated)" if gate.simulated else ""
-    return f"{gate.verdict}{simulated}: {comment_text(gate.reason)}"
+    count = len(gate.doubts)
+    doubts = f", with {count} doubt{'s' if count > 1 else ''}" if count else ""
+    return f"{gate.verdict}{simulated}{doubts}: {comment_text(gate.reason)}"
 
 
 def gate_lines(facts: Provenance) -> tuple[str, ...]:

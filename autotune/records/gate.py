@@ -181,7 +181,8 @@ class GateRecord:
         clock: virtual for figures of the simulated engine, else wall.
         simulated: figures are of a model of vLLM; never to be shown as measured.
         throughput_sd, ttft_sd: the launch-to-launch deviation of the logarithms that decisions were made with.
-        doubts: what limits the verdict, one sentence each.
+        node: that the launches were made on, or simulated; None in records from before it was told.
+        doubts: what limits the verdict, one sentence each; another node than where the candidate will run is one.
         started_at, ended_at: UTC.
     """
 
@@ -200,6 +201,7 @@ class GateRecord:
     study_seed: int | None = None
     gate_seed: int | None = None
     vllm_version: str | None = None
+    node: str | None = None
     throughput_sd: float | None = None
     ttft_sd: float | None = None
     launches: tuple[GateLaunch, ...] = ()

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.gate import _more, _unlike, overtaken, side_of_file
+from autotune.cli.gate import _more, _unlike, overtaken, placed, side_of_file
 from autotune.errors import InvalidFile
-from autotune.promote import Entry, Promotion
+from autotune.promote import Entry, Promotion, Target
 from autotune.records import (
     Config,
     CriterionState,
@@ -83,6 +83,18 @@ def test_what_runs_today_may_have_been_launched_otherwise() -> None:
     version, flags = _unlike(PROMOTED, other, held=("--trust-remote-code",), own=())
     assert version == "prod@2 runs vLLM 0.31.0, and was launched here with 0.32.0"
     assert flags == "prod@2 was rendered with --trust-remote-code after `--`, and was launched here with nothing"
+
+
+def test_another_node_than_where_it_will_run_is_a_doubt() -> None:
+    verified = replace(RECORD, verdict=GateVerdict.PASSED, node="2xH100-80GB")
+    elsewhere = replace(PROMOTED, promotion=replace(PROMOTED.promotion, node="8xA100-80GB"))
+    assert _unlike(elsewhere, replace(verified, vllm_version="0.31.0"), held=(), own=()) == (
+        "prod@2 was promoted on 8xA100-80GB, and this was verified on 2xH100-80GB",
+    )
+    assert placed(verified, (Target.SHELL, Target.SYSTEMD)) == verified
+    (doubt,) = placed(verified, (Target.SHELL, Target.KUBERNETES, Target.HELM)).doubts
+    assert doubt.startswith("verified on 2xH100-80GB; kubernetes and helm may place it on another node")
+    assert placed(RECORD, (Target.HELM,)) == RECORD  # skipped: nothing was verified at all
 
 
 def test_what_a_study_had_after_its_options_is_told_without_secrets() -> None:

@@ -50,7 +50,11 @@ def test_each_promotion_is_a_commit_with_its_evidence(tmp_path: Path, environ: d
     said = git(folder, "log", "-1", "--format=%an|%ae|%ad|%B", "--date=iso-strict")
     assert said.startswith("Ada L|ada@x|2026-03-04T12:30:00")
     assert "|prod-chat@3: back to version 1, trial 7 of study llama-chat\n" in said
-    for fact in ("gate: pass: every criterion holds", f"config: {back.promotion.config_hash}", "vLLM: 0.32.0"):
+    for fact in (
+        "gate: pass, with 1 doubt: every criterion holds",
+        f"config: {back.promotion.config_hash}",
+        "vLLM: 0.32.0",
+    ):
         assert fact in said
     (file,) = [file for file in back.promotion.rendered() if file.path == "prod-chat.sh"]
     assert git(folder, "show", "HEAD:prod-chat.sh") == file.text

@@ -265,7 +265,7 @@ class TestProvenance:
         made = deployment(gate=gate_record(), author="ada", reason="p95 halves")
         head = text_of(made, target).partition(CHECKSUM)[0]
         for line in (
-            "# gate        pass: every criterion holds",
+            "# gate        pass, with 1 doubt: every criterion holds",
             "# gate        order ABBA against baseline, prompts of seed 99, wall clock",
             "# gate        held slo: p95 TTFT 240 ms <= 500 ms",
             "# gate        doubt: the node is shared",

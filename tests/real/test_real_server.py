@@ -1,29 +1,54 @@
-"""What a real vLLM counts (`usage.prompt_tokens`) against what the plan asked for, each way of writing prompts."""
+"""A real vLLM that somebody else started: what it counts of each way of writing prompts (`usage.prompt_tokens`), and
+what `autotune check` and `autotune workload capture` read off it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from tiny_model import MAX_POSITIONS, VOCABULARY, make_tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from autotune.errors import ExitCode
 from autotune.load.client import DriveOptions, drive
 from autotune.load.preparing import PromptSource, prepare_prompts
 from autotune.load.tokenizing import find_tokenizer
 from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api
-from autotune.records import Arrivals, LevelRole, LoadLevel, PlannedRequest, RequestRecord, SharedSpan
+from autotune.promote import Promotion
+from autotune.records import (
+    Arrivals,
+    ClockKind,
+    Config,
+    EngineKind,
+    LevelRole,
+    LoadLevel,
+    Origin,
+    PlannedRequest,
+    RequestRecord,
+    ServerFacts,
+    SharedSpan,
+)
+from autotune.store.places import Places
+from autotune.store.repository import Store
+from autotune.store.study_record import PromotionRecord, StudySpec
 
 pytestmark = pytest.mark.real
 
@@ -52,7 +77,7 @@ def give_bpe_tokenizer(folder: Path) -> Path:
 
 
 @contextmanager
-def served(python: str, model: Path, log: Path, *flags: str) -> Iterator[str]:
+def served(python: str, model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
     """A real server's URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -65,7 +90,7 @@ def served(python: str, model: Path, log: Path, *flags: str) -> Iterator[str]:
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+            env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"} | variables,
         )
     try:
         end = time.monotonic() + START_S
@@ -86,8 +111,9 @@ def bpe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bpe(vllm_python: str, bpe_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with that tokenizer."""
-    with served(vllm_python, bpe_model, tmp_path_factory.mktemp("bpe") / "server.log") as url:
+    """A server with that tokenizer, in development mode."""
+    log = tmp_path_factory.mktemp("bpe") / "server.log"
+    with served(vllm_python, bpe_model, log, VLLM_SERVER_DEV_MODE="1") as url:
         yield url
 
 
@@ -153,6 +179,158 @@ def test_a_tokenizer_that_cuts_most_words(bpe: str, bpe_model: Path, api: Api) -
     records, doubts = sent(bpe, PromptSource(api=api, tokenizer=found.tokenizer))
     assert doubts == ()
     check(records)
+
+
+PROMPT, OUTPUT, WATCHED_S = 32, 8, 5
+PROMOTED = {
+    "load-format": "dummy",
+    "enforce-eager": True,
+    "dtype": "bfloat16",
+    "max-model-len": MAX_POSITIONS,
+    "gpu-memory-utilization": 0.5,
+    "kv-cache-memory-bytes": 64 << 20,
+    "max-num-seqs": 7,
+}
+"""What runs, but for the last one, which nobody gave to the server."""
+
+
+def version_of(python: str) -> str:
+    """The installed version, not asked of a server, and without importing what takes seconds."""
+    code = (
+        "import importlib.util, pathlib, runpy; "
+        "folder = pathlib.Path(importlib.util.find_spec('vllm').origin).parent; "
+        "print(runpy.run_path(str(folder / '_version.py'))['__version__'])"
+    )
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def promoted(folder: Path, model: Path, version: str) -> None:
+    """A history in which PROMOTED was promoted."""
+    places, at = Places(root=folder / "studies"), datetime(2026, 3, 1, tzinfo=UTC)
+    places.root.mkdir()
+    promotion = Promotion(
+        name="prod",
+        created_at=at,
+        study="s",
+        trial=0,
+        config_hash="h",
+        model=str(model),
+        vllm_version=version,
+        targets=("shell",),
+        files=(),
+        argv=(),
+        simulated=False,
+        simulated_allowed=False,
+        flags=tuple(sorted(PROMOTED.items())),
+        # Keys and values of 2 layers, 2 KV heads of 32 numbers, 2 bytes each: 512 bytes per token.
+        resolved=ServerFacts(vllm_version=version, kv_cache_tokens=(64 << 20) // 512),
+        prompt_tokens_mean=float(PROMPT),
+        output_tokens_mean=float(OUTPUT),
+    )
+    spec = StudySpec(
+        name="s",
+        seed=0,
+        engine=EngineKind.PROCESS,
+        simulated=False,
+        clock=ClockKind.WALL,
+        target_trials=1,
+        identity={"model": str(model), "workload": "w", "node": "cpu", "vllm_version": version},
+    )
+    with Store.open(places.database) as store:
+        store.create_or_resume_study(spec)
+        store.begin_trial("s", number=0, config=Config.of(PROMOTED), origin=Origin.BASELINE, gpus=1)
+        store.add_promotion(
+            PromotionRecord(
+                study="s",
+                trial=0,
+                created_at=at,
+                targets=("shell",),
+                directory=str(folder),
+                simulated=False,
+                details=promotion.as_document(),
+            )
+        )
+
+
+@contextmanager
+def users(url: str, model: str) -> Iterator[None]:
+    """Two users who ask one thing after the other, of which none opens as another one does."""
+    done, serial = threading.Event(), itertools.count()
+
+    def user() -> None:
+        while not done.wait(0.02):
+            first = next(serial)
+            prompt = [3 + first % 900, 3 + first // 900, *range(100, 100 + PROMPT - 2)]
+            body = {"model": model, "prompt": prompt, "max_tokens": OUTPUT, "ignore_eos": True}
+            request = urllib.request.Request(
+                f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=60) as response:
+                response.read()
+
+    threads = [threading.Thread(target=user) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "autotune", *words, "--json"],
+        cwd=folder,
+        env=os.environ | {"AUTOTUNE_CACHE_DIR": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
+    out, err = process.communicate(timeout=240)
+    return process.returncode, json.loads(out), err
+
+
+def test_production_is_held_against_its_promotion_and_its_workload_is_captured(
+    bpe: str, bpe_model: Path, vllm_python: str, tmp_path: Path
+) -> None:
+    promoted(tmp_path, bpe_model, version_of(vllm_python))
+    watch = ("--url", bpe, "--seconds", str(WATCHED_S))
+    with users(bpe, model_name(bpe)):
+        check = begun(tmp_path, "check", *watch, "--promotion", "prod")
+        capture = begun(tmp_path, "workload", "capture", *watch, "--out", "now.yaml")
+        (code, found, said), (captured_code, captured, captured_said) = ended(check), ended(capture)
+    # Only in development mode does a vLLM say how many sequences it takes.
+    assert code == ExitCode.CONFIG_DRIFTED, said
+    assert [(one["kind"], one["what"], one["promoted"]) for one in found["findings"]] == [
+        ("config_drift", "max-num-seqs", "7")
+    ]
+    assert found["ended"] >= 20
+    same = "\n".join(found["as_promoted"])
+    for text in (
+        f"vLLM {version_of(vllm_python)}",
+        f"model {bpe_model}",
+        f"max-model-len {MAX_POSITIONS}",
+        "gpu-memory-utilization 0.5",
+        "kv-cache-dtype auto",
+        "enforce-eager True",
+        "dtype bfloat16",
+        f"kv-cache-memory-bytes {64 << 20}",
+        "KV cache tokens 131,072",
+        f"mean prompt tokens {PROMPT}",
+        f"mean output tokens {OUTPUT}",
+    ):
+        assert text in same, (text, found)
+    assert captured_code == 0, captured_said
+    assert captured["requests"] >= 20
+    assert captured["prompt_tokens"]["mean"] == PROMPT
+    assert captured["output_tokens"]["mean"] == OUTPUT
+    assert captured["prompt_tokens"]["p95_low"] < PROMPT <= (captured["prompt_tokens"]["p95_high"] or PROMPT)
+    assert yaml.safe_load((tmp_path / "now.yaml").read_text())
 
 
 def test_words_of_one_token(vllm_python: str, tiny_model: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_every_exit_code_has_a_heading() -> None:
     assert numbers == {int(code) for code in ExitCode}
 
 
-@pytest.mark.parametrize("page", ["cli", "database"])
+@pytest.mark.parametrize("page", ["api", "cli", "database"])
 def test_a_generated_page_is_in_step(page: str) -> None:
     done = subprocess.run(
         [sys.executable, str(DOCS / f"generate_{page}.py"), "--check"], capture_output=True, text=True, timeout=60

@@ -65,7 +65,7 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
 
 
 def _point(key: str, launches: Sequence[Trial], objectives: Mapping[int, tuple[Estimate, Estimate]]) -> Point:
-    counting = decisive(launches)
+    counting = launches if len(launches) == 1 else decisive(launches)
     numbers = tuple(trial.number for trial in counting)
     rates = [rate for trial in counting if (rate := trial.goodput_rps_per_gpu) is not None]
     return Point(
@@ -173,6 +173,19 @@ def _lost(trials: Sequence[Trial]) -> frozenset[int]:
 
 def limited(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | None:
     """What the TTFT level showed of a limited metric, over all launches of the config; None where one lacks it."""
+    known = _limited(trials, limit)
+    if point.numbers not in known:
+        known[point.numbers] = _figure(point, trials, limit)
+    return known[point.numbers]
+
+
+@remembered
+def _limited(_trials: Sequence[Trial], _limit: Limit) -> dict[tuple[int, ...], Estimate | None]:
+    """What `limited` has found so far of a study's configs: front, pick and certainty ask for the same."""
+    return {}
+
+
+def _figure(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | None:
     figures: list[Estimate] = []
     for trial in _launches(point, trials):
         if trial.result is None:
@@ -187,8 +200,9 @@ def limited(point: Point, trials: Sequence[Trial], limit: Limit) -> Estimate | N
 
 def _launches(point: Point, trials: Sequence[Trial]) -> list[Trial]:
     """A config's launches. Trials stand in order of their numbers as a rule, and then there is no need to look."""
-    if all(number < len(trials) and trials[number].number == number for number in point.numbers):
-        return [trials[number] for number in point.numbers]
+    found = [trials[number] for number in point.numbers if number < len(trials)]
+    if tuple([trial.number for trial in found]) == point.numbers:
+        return found
     return [trial for trial in trials if trial.number in point.numbers]
 
 

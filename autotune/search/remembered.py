@@ -12,8 +12,8 @@ from autotune.records import Trial
 Found = TypeVar("Found")
 Others = ParamSpec("Others")
 
-_KEPT = 2
-"""Studies; front, pick and certainty of one are asked for in turn, and each asks for the same again."""
+_KEPT = 4
+"""Studies, or limits of one: front, pick and certainty are asked for in turn, and each asks for the same again."""
 
 
 def remembered(

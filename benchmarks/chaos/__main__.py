@@ -47,6 +47,9 @@ TUNER_NEEDS = (
 )  # fmt: skip
 """Modules that a tuner would import for itself, half of what its start takes."""
 
+ROUND_GOAL_S = 10.0
+"""What a round may take where it has a core; several at once on fewer cores wait for each other."""
+
 VIOLATIONS = (
     "orphans", "leases_left", "lost_trials", "wrong_outcomes", "hangs", "integrity_failures", "strangers_hit",
     "collisions",
@@ -80,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "seconds": round(time.monotonic() - begun, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),
         "healthy_start_s": round(pace.start_s, 2),
+        "jobs": args.jobs,
+        "cores": len(os.sched_getaffinity(0)),
     }
     print(json.dumps(document, indent=2) if args.json else as_text(document))
     return 1 if any(document[name] for name in VIOLATIONS) else 0
@@ -160,7 +165,10 @@ def summary(seed: int, reports: Sequence[Report], *, missing: int = 0) -> dict[s
         assert name in {one.name for one in fields(Report)}
         found[name] = sum(len(getattr(report, name)) for report in reports)
     found["hangs"] += missing
-    found["slowest_round_s"] = round(max((report.seconds for report in reports), default=0.0), 1)
+    slowest = max(reports, key=lambda report: report.seconds, default=None)
+    found["slowest_round_s"] = None if slowest is None else round(slowest.seconds, 1)
+    found["slowest_round"] = None if slowest is None else slowest.number
+    found["rounds_over_goal"] = sum(report.seconds > ROUND_GOAL_S for report in reports)
     found["told"] = [
         f"round {report.number}, {name}: {text}"
         for report in reports
@@ -176,7 +184,10 @@ def as_text(document: dict[str, Any]) -> str:
         f"{document['rounds']} rounds, seed {document['seed']}, {document['seconds']} s ({document['cpu_s']} s of CPU)"
     )
     lines = [
-        f"{head}; the slowest took {document['slowest_round_s']} s, a healthy start {document['healthy_start_s']} s"
+        head,
+        f"the slowest round, {document['slowest_round']}, took {document['slowest_round_s']} s; "
+        f"{document['rounds_over_goal']} took more than {ROUND_GOAL_S:g} s, with {document['jobs']} at once on "
+        f"{document['cores']} cores, where a healthy start alone takes {document['healthy_start_s']} s",
     ]
     for title, key in (("attempts that met", "by_kind"), ("tuners killed in", "kills")):
         lines += ["", title, *(f"  {name:34}{count:6}" for name, count in document[key].items())]

@@ -11,10 +11,10 @@ def test_the_same_trials_are_worked_out_once_and_equal_ones_are_others() -> None
         asked.append(trials)
         return len(trials)
 
-    one, other, third = tuple(range(2)), tuple(range(2)), (3,)
+    one, other, *more = tuple(range(2)), tuple(range(2)), (3,), (4,), (5,)
     assert one is not other
-    assert [count(t) for t in (one, one, other, one, third, third, one)] == [2, 2, 2, 2, 1, 1, 2]
-    assert [id(trials) for trials in asked] == [id(one), id(other), id(third), id(one)]
+    assert [count(t) for t in (one, one, other, one, *more, more[-1], one)] == [2, 2, 2, 2, 1, 1, 1, 1, 2]
+    assert [id(trials) for trials in asked] == [id(trials) for trials in (one, other, *more, one)]
 
 
 def test_a_list_may_change_and_is_never_remembered() -> None:

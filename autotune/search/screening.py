@@ -2,12 +2,14 @@
 
 Trials that share a node (host memory, PCIe, CPU, power) are measured a little worse than alone. How much, one launch
 shows: the baseline's beside others against its launches alone. A clear difference is taken off all figures that were
-measured so, because otherwise a config that was measured beside others would be compared with a baseline that was not.
+measured so, because otherwise a config that was measured beside others would be compared with a baseline that was not;
+what is not known of the difference widens their intervals.
 As soon as a config was measured alone, its launches beside others have no say any more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +79,30 @@ def interference(trials: Sequence[Trial]) -> Interference | None:
 
 def _as_alone(pair: Pair, cost: Interference) -> Pair:
     throughput, ttft = (
-        figure.times(1 / shown.ratio) if shown.is_real else figure
+        _corrected(figure, shown) if shown.is_real else figure
         for figure, shown in zip(pair, (cost.throughput, cost.ttft), strict=True)
     )
     return throughput, ttft
+
+
+def _corrected(figure: Estimate, shown: Difference) -> Estimate:
+    """The figure over the ratio, known no better than the ratio: its interval is that of both, in logarithms.
+
+    All that was measured beside others is corrected by one ratio, so two such figures are told apart a little less
+    easily than they could be; a figure that was measured alone is not held against one that is surer than it is.
+    """
+    value = figure.value / shown.ratio
+    down = math.hypot(_below(figure), math.log(shown.high / shown.ratio))
+    up = math.hypot(_above(figure), math.log(shown.ratio / shown.low))
+    return Estimate(value=value, low=value * math.exp(-down), high=value * math.exp(up))
+
+
+def _below(figure: Estimate) -> float:
+    """Logarithm of the value over its lower bound; 0 without one, as all that is known is the correction's."""
+    if figure.low is None:
+        return 0.0
+    return math.log(figure.value / figure.low) if figure.low > 0 else math.inf
+
+
+def _above(figure: Estimate) -> float:
+    return 0.0 if figure.high is None else math.log(figure.high / figure.value)

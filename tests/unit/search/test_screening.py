@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from search_samples import failed, measured
 
-from autotune.records import Config, Origin, Outcome, Trial
+from autotune.records import Config, Estimate, Origin, Outcome, Trial
 from autotune.search.again import next_again, salt_of
 from autotune.search.drift import baseline_drift
 from autotune.search.finalists import MOST_FINALISTS, contenders, next_finalist
@@ -66,6 +67,33 @@ def test_what_is_clear_of_it_is_taken_off_what_was_measured_beside_others() -> N
     assert found[1][0].value == pytest.approx(1200.0)
     assert found[2][0].value == pytest.approx(1000.0)
     assert found[1][1].value == 0.250  # not clear, so not taken off
+
+
+def test_a_corrected_figure_is_known_no_better_than_the_correction() -> None:
+    # One launch alone and one beside, each 1 % between launches and 0.1 % within: the logarithm of their ratio is known
+    # to 1.96 * sqrt(2 * (0.01^2 + 0.00051^2)) = 0.02775, the config's own figure to ln 1.001 = 0.001.
+    width = 1.959964 * (2 * (0.01**2 + (0.001 / 1.959964) ** 2)) ** 0.5
+    both = (width**2 + 0.001**2) ** 0.5
+    found = comparable(SEARCH)[1][0]
+    assert (found.low, found.high) == pytest.approx((1200 * math.exp(-both), 1200 * math.exp(both)), rel=1e-5)
+    assert comparable(SEARCH)[1][1] == SEARCH[1].ttft_p95_s  # not corrected, not widened
+
+
+@pytest.mark.parametrize(("low", "high"), [(None, None), (0.0, 1200.0), (1000.0, None)])
+def test_figures_without_bounds_have_those_of_the_correction(low: float | None, high: float | None) -> None:
+    bare = beside(1, 1140.0, 0.25, FAST)
+    assert bare.result is not None
+    levels = [
+        replace(level, output_tok_s=Estimate(value=1140.0, low=low, high=high)) if level.output_tok_s else level
+        for level in bare.result.measurements
+    ]
+    bare = replace(bare, result=replace(bare.result, measurements=tuple(levels)))
+    found = comparable((SEARCH[0], bare, *SEARCH[2:]))[1][0]
+    assert found.value == pytest.approx(1200.0)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low == 0.0 if low == 0.0 else found.low == pytest.approx(1200 * math.exp(-0.0277), rel=0.2)
+    assert found.high >= 1200 * math.exp(0.0277)
 
 
 def test_who_was_measured_alone_is_judged_by_that_and_keeps_its_number() -> None:

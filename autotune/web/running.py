@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from autotune.errors import InvalidOption, StorageError
 from autotune.web.app import make_app
@@ -36,8 +37,14 @@ def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(f"{settings.folder}: {error.strerror}") from None
+    logging.getLogger("aiohttp.server").addFilter(_is_ours)
     logging.basicConfig(stream=sys.stderr, format="autotune: %(message)s", level=logging.WARNING)
     asyncio.run(_run(settings, say, tls))
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """What is no HTTP was answered with 400, and is no event of the service: scanners send it by the thousand."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSLContext | None) -> None:

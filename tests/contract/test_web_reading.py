@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from web_service import DEPLOYMENT, STUDY, Client, command, serving, studies_in, template
 
 from autotune.store.places import Places
@@ -167,3 +168,25 @@ async def test_the_page_is_served_and_nothing_beside_it(client: Client) -> None:
         assert page.startswith("<!doctype html>")
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static//etc/passwd", "/static/", "/static/none.js"):
         assert (await client.get(path))[0] == 404
+
+
+async def test_prometheus_reads_figures_that_the_list_and_the_trials_have(client: Client) -> None:
+    _, text = await client.get("/metrics")
+    _, studies = await client.get(f"{API}/studies")
+    _, study = await client.get(f"{API}/studies/{STUDY}")
+    found = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    own = (("model", study["model"]), ("simulated", "true"), ("study", STUDY))
+    measured = [trial for trial in study["trials"] if trial["outcome"] == "measured"]
+    assert found["autotune_trials", *sorted((*own, ("outcome", "measured")))] == len(measured)
+    best = max(trial["output_tok_s_per_gpu"] for trial in measured)
+    assert found["autotune_best_output_tokens_per_second_per_gpu", *own] == pytest.approx(best)
+    quickest = min(trial["ttft_p95_s"] for trial in measured)
+    assert found["autotune_best_ttft_p95_seconds", *own] == pytest.approx(quickest)
+    assert found["autotune_studies", ("state", "finished")] == len(studies["studies"]) == 1
+    assert found["autotune_gpu_seconds_total", *own] > 0
+    assert found["autotune_queue_length",] == 0
+    assert not [key for key in found if key[0] == "autotune_study_phase"]

@@ -125,6 +125,21 @@ class GpuGuard:
                 found.append(_held_gpu(index, probe.memory_used(index), known.used_bytes, others))
         return tuple(found)
 
+    def neighbours(self, indices: Iterable[int], own: Collection[int], tuner: Collection[int]) -> tuple[HeldGpu, ...]:
+        """Other GPUs of the node that processes of nobody here hold: they share its host memory, PCIe, CPUs and power.
+
+        Args:
+            indices: the server's GPUs, which are none of those.
+            own: the server's processes; where the driver names none of them, nothing can be told, as for `strangers`.
+            tuner: all that this tuner has started: its other trials tell of themselves.
+        """
+        probe, leased = self._probe, set(indices)
+        if probe is None or not any(set(probe.processes(index)) & set(own) for index in leased):
+            return ()
+        others = [gpu.index for gpu in probe.list_gpus() if gpu.index not in leased]
+        seen = [(index, set(probe.processes(index)) - set(tuner) - set(own)) for index in others]
+        return tuple(_held_gpu(index, probe.memory_used(index), None, pids) for index, pids in seen if pids)
+
     def _held(self, indices: tuple[int, ...]) -> tuple[HeldGpu, ...]:
         probe = self._probe
         if probe is None:

@@ -90,6 +90,16 @@ def _unprepared(request: PlannedRequest) -> Prompt:
     raise AssertionError(f"request {request.index} is rendered before prompts were prepared")
 
 
+def _holders(found: Sequence[HeldGpu]) -> str:
+    return "; ".join(f"process {', '.join(gpu.holders)} on GPU {gpu.index}" for gpu in found)
+
+
+_KEEP_OFF = "Keep others off the GPUs of a study, or leave those out with --gpus; repeat this trial."
+_SHARED_NODE = (
+    "They share host memory, PCIe, CPUs and power with it: keep the node to the study, or compare with a repeat alone."
+)
+
+
 class ProcessServer:
     """The server seam over a process; made by `ProcessEngine.launch`."""
 
@@ -106,6 +116,7 @@ class ProcessServer:
         judge: Callable[[Failure], Failure],
         gone: Callable[[], None],
         strangers: Callable[[Collection[int]], tuple[HeldGpu, ...]],
+        neighbours: Callable[[Collection[int], Collection[int]], tuple[HeldGpu, ...]],
         free_gpus: Callable[[], Awaitable[tuple[HeldGpu, ...]]],
         energy: Callable[[], Awaitable[GpuEnergy | None]],
         probe: GpuProbe | None = None,
@@ -120,7 +131,7 @@ class ProcessServer:
         self._caveats = prompts.caveats
         self._grace_s = grace_s
         self._judge, self._gone = judge, gone
-        self._strangers, self._met_a_stranger = strangers, False
+        self._strangers, self._neighbours = strangers, neighbours
         self._free_gpus = free_gpus
         self._energy = energy
         self._probe, self._gpu_indices = probe, tuple(gpu_indices)
@@ -203,20 +214,28 @@ class ProcessServer:
         )
 
     async def _look_for_strangers(self) -> None:
-        """Whoever else computes on the server's GPUs spoils its figures; once told is enough."""
+        """Whoever else computes on the server's GPUs spoils its figures, on the node's others may; told once."""
         family = self._running.family_pid
-        if family is None or not self._gpu_indices or self._met_a_stranger:
+        if family is None or not self._gpu_indices:
             return
 
-        def look() -> tuple[HeldGpu, ...]:
-            return self._strangers([process.pid for process in descendants(family, snapshot())])
+        def look() -> tuple[tuple[HeldGpu, ...], tuple[HeldGpu, ...]]:
+            seen = snapshot()
+            own = [process.pid for process in descendants(family, seen)]
+            tuner = [process.pid for process in descendants(os.getpid(), seen)]
+            return self._strangers(own), self._neighbours(own, tuner)
 
-        found = await asyncio.to_thread(look)
-        if found:
-            who = "; ".join(f"process {', '.join(gpu.holders)} on GPU {gpu.index}" for gpu in found)
-            remedy = "Keep others off the GPUs of a study, or leave those out with --gpus; repeat this trial."
-            caveat = Caveat(code="stranger_on_gpu", text=f"somebody else used its GPUs: {who}", remedy=remedy)
-            self._caveats, self._met_a_stranger = (*self._caveats, caveat), True
+        on_own, on_others = await asyncio.to_thread(look)
+        if on_own:
+            text = f"somebody else used its GPUs: {_holders(on_own)}"
+            self._tell(Caveat(code="stranger_on_gpu", text=text, remedy=_KEEP_OFF))
+        if on_others:
+            text = f"somebody else used other GPUs of the node: {_holders(on_others)}"
+            self._tell(Caveat(code="stranger_on_node", text=text, remedy=_SHARED_NODE))
+
+    def _tell(self, caveat: Caveat) -> None:
+        if all(told.code != caveat.code for told in self._caveats):
+            self._caveats = (*self._caveats, caveat)
 
     async def ask(self, prompts: Sequence[QualityPrompt], *, output_tokens: int, deadline_s: float) -> Answers:
         """See the seam."""

@@ -29,7 +29,7 @@ from autotune.errors import StorageError, VllmCommandError
 from autotune.load.workloads import Api, load_workload
 from autotune.node.gpu_load import ClockLimit, GpuLoad
 from autotune.node.leases import NodeLeases, ResourceKind, gpu_resource, this_process
-from autotune.node.probe import FakeGpuProbe
+from autotune.node.probe import FakeGpuProbe, ProbedGpu
 from autotune.records import Arrivals, Config, FailureClass, Gpu, LevelRole, LoadLevel, LoadPlan, Phase, PlannedRequest
 from autotune.trial import TrialOrder, run_trial
 from autotune.units import GIB
@@ -611,19 +611,24 @@ async def test_a_launch_that_fails_gives_its_port_back(tmp_path: Path) -> None:
 
 
 async def test_a_stranger_beside_the_load_is_a_caveat(tmp_path: Path) -> None:
-    probe = FakeGpuProbe(used_bytes={0: 0})
+    gpus = tuple(ProbedGpu(index=k, name="H200", uuid=f"GPU-{k}", memory_bytes=2**37) for k in (0, 1))
+    probe = FakeGpuProbe(gpus=gpus)
     bench = Bench(tmp_path, probe=probe)
     async with bench.server(gpus=(0,)) as server:
         await server.drive(*level(2), deadline_s=20.0)
-        assert not any(caveat.code == "stranger_on_gpu" for caveat in server.caveats)
+        assert not any(caveat.code.startswith("stranger") for caveat in server.caveats)
         pgid = bench.identities[-1].pgid
         assert pgid is not None
-        probe.pids[0] = (pgid, 2**22 - 7)
+        probe.pids[0], probe.pids[1] = (pgid, 2**22 - 7), (2**22 - 8,)
         for _ in range(2):
             await server.drive(*level(2), deadline_s=20.0)
-        probe.pids[0] = ()
+        probe.pids[0] = probe.pids[1] = ()
     (told,) = [caveat for caveat in server.caveats if caveat.code == "stranger_on_gpu"]
     assert f"process {2**22 - 7} (not visible from here) on GPU 0" in told.text
+    (near,) = [caveat for caveat in server.caveats if caveat.code == "stranger_on_node"]
+    assert (
+        near.text == f"somebody else used other GPUs of the node: process {2**22 - 8} (not visible from here) on GPU 1"
+    )
 
 
 # --- GPU memory ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from autotune.engine.reaping import ReapReport
 from autotune.errors import NodeBusy
 from autotune.node.leases import NodeLeases, gpu_resource, this_process
 from autotune.node.nvml_probe import NvmlProbe
+from autotune.node.probe import FakeGpuProbe, ProbedGpu
 from autotune.records import Gpu
 from autotune.units import GIB, MIB
 
@@ -245,6 +246,17 @@ async def test_strangers_beside_a_running_server_are_told_from_its_own(world: Wo
     assert [(gpu.index, gpu.pids) for gpu in guard.strangers((0, 1), {20, 21})] == [(1, (99,))]
     # Another namespace's numbers: none of ours is among them, so nothing can be said.
     assert guard.strangers((0, 1), {1, 2}) == ()
+
+
+def test_who_is_on_other_gpus_of_the_node_is_told_from_this_tuners_own() -> None:
+    gpus = tuple(ProbedGpu(index=k, name="H200", uuid=f"GPU-{k}", memory_bytes=2**37) for k in range(4))
+    probe = FakeGpuProbe(gpus=gpus, pids={0: (20,), 1: (21,), 2: (30, 99), 3: (31,)})
+    guard = GpuGuard(probe)
+    found = guard.neighbours((0, 1), own={20, 21}, tuner={20, 21, 30, 31})
+    assert [(gpu.index, gpu.pids) for gpu in found] == [(2, (99,))]
+    assert guard.neighbours((0, 1), own={1, 2}, tuner={1, 2}) == ()  # another namespace's numbers
+    probe.pids[2] = (30,)
+    assert guard.neighbours((0, 1), own={20, 21}, tuner={20, 21, 30, 31}) == ()
 
 
 async def test_a_study_without_gpus_holds_nothing() -> None:

@@ -20,6 +20,7 @@ from autotune.load.arrival_windows import WindowRule
 from autotune.promote.gate import Evidence, Judgement, Look, Outlook, judge, looks, outlook
 from autotune.promote.gate.evidence import is_window
 from autotune.records import ClockKind, GateLaunch, GateLook, GateRecord, GateSide, GateSideName
+from autotune.units import format_seconds
 from autotune.verification_launch import GateObserver, GateOrder, launch_of
 
 LAUNCH_LIMIT = 100
@@ -51,10 +52,11 @@ async def verify(
     for number, until in enumerate(going.at):
         await going.launch(until, clock=clock, observer=observer)
         found, ahead = going.look(number)
-        if ahead.why:
-            observer.note(ahead.why)
         if not ahead.goes_on or going.failed:
+            if ahead.why:
+                observer.note(ahead.why)
             break
+        observer.note(f"{ahead.why}, which takes about {format_seconds(going.seconds_to(going.at[number + 1]))}")
     return going.record(found, started_at=started, ended_at=utc())
 
 
@@ -69,6 +71,17 @@ class _Verification:
         self._windows = order.windows
         self._version: str | None = None
         self._simulated = engine.clock is ClockKind.VIRTUAL
+        self._seconds = 0.0
+
+    def seconds_to(self, launches: int) -> float:
+        """How long it is until so many were made, as long as they took until now; on the engine's clock."""
+        made = len(self._launches)
+        return self._seconds / made * (launches - made)
+
+    def _how_long(self) -> str:
+        first, most = (format_seconds(self._seconds * count) for count in (self.at[0], self.at[-1]))
+        said = f"{self.at[0]} launches like this take about {first}"
+        return said if len(self.at) == 1 else f"{said}, and {self.at[-1]}, the most, {most}"
 
     @property
     def failed(self) -> bool:
@@ -81,15 +94,19 @@ class _Verification:
         for place, name in enumerate(self._sides[len(self._launches) : until], start=len(self._launches) + 1):
             side = order.candidate if name is GateSideName.CANDIDATE else order.against
             observer.launch_started(place, until, side)
+            begun = clock()
             run, launch = await launch_of(
                 order, self._engine, place, name, self._windows, clock=clock, observer=observer
             )
             self._launches.append(launch)
+            self._seconds += clock() - begun
             self._version = self._version or (run.result.facts.vllm_version if run.result.facts else None)
             self._simulated = self._simulated or run.result.simulated
             if launch.failure is not None:
                 observer.note(f"launch {place} ({side.label}) failed: {launch.failure}")
                 return
+            if place == 1:
+                observer.note(self._how_long())
             if self._windows.least != self._windows.most:
                 self._windows = WindowRule.fixed(sum(is_window(level.level.name) for level in launch.levels))
 

@@ -16,41 +16,26 @@ from autotune.web import (
     promotions,
     service_documents,
     sessions,
-    studies,
-    study_documents,
     trial_documents,
-    trials,
     wanted,
 )
 from autotune.web.asked import (
-    CompareQuery,
     DeploymentPath,
     DiffQuery,
     EventsQuery,
-    FrontQuery,
     JobPath,
     LogQuery,
     NodePath,
-    PagePath,
-    PageQuery,
-    StudyPath,
-    TrialPath,
-    TrialsQuery,
     VersionPath,
 )
 from autotune.web.document import Anything
 from autotune.web.openapi import openapi_document
-from autotune.web.route import Answer, Call, Route, dumped
+from autotune.web.route import NOT_FOUND, OR_CONFLICT, QUEUE, ROOT, Answer, Call, Route, dumped
 from autotune.web.service import Service
+from autotune.web.study_routes import STUDY_ROUTES, TRIAL_ROUTES
 
-_ROOT = "/api/v1"
-_STUDY = f"{_ROOT}/studies/{{name}}"
-_TRIAL = f"{_STUDY}/trials/{{number}}"
-_DEPLOYMENT = f"{_ROOT}/promotions/{{name}}"
-_NOT_FOUND = (HTTPStatus.NOT_FOUND,)
-_NOT_MEASURED = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
-_QUEUE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
-_JOB = f"{_ROOT}/jobs/{{id}}"
+_DEPLOYMENT = f"{ROOT}/promotions/{{name}}"
+_JOB = f"{ROOT}/jobs/{{id}}"
 
 
 async def get_openapi(service: Service, call: Call) -> Answer:
@@ -74,7 +59,7 @@ async def get_health(service: Service, call: Call) -> web.StreamResponse:
 SESSION_ROUTES = (
     Route(
         method="GET",
-        path=f"{_ROOT}/session",
+        path=f"{ROOT}/session",
         handler=sessions.get_session,
         summary="Whether the asker is logged in",
         tag="session",
@@ -83,7 +68,7 @@ SESSION_ROUTES = (
     ),
     Route(
         method="POST",
-        path=f"{_ROOT}/session",
+        path=f"{ROOT}/session",
         handler=sessions.log_in,
         summary="Show the token, and get a cookie",
         tag="session",
@@ -93,7 +78,7 @@ SESSION_ROUTES = (
     ),
     Route(
         method="DELETE",
-        path=f"{_ROOT}/session",
+        path=f"{ROOT}/session",
         handler=sessions.log_out,
         summary="End the cookie's session",
         tag="session",
@@ -102,187 +87,10 @@ SESSION_ROUTES = (
     ),
 )
 
-STUDY_ROUTES = (
-    Route(
-        method="POST",
-        path=f"{_ROOT}/studies",
-        handler=jobs.create_study,
-        answer=service_documents.JobDocument,
-        summary="Put a new study into the queue",
-        tag="studies",
-        body=wanted.NewStudy,
-        status=HTTPStatus.ACCEPTED,
-        problems=_QUEUE,
-    ),
-    Route(
-        method="GET",
-        path=f"{_ROOT}/studies",
-        handler=studies.list_studies,
-        answer=study_documents.StudiesDocument,
-        summary="Every study with its progress",
-        tag="studies",
-    ),
-    Route(
-        method="GET",
-        path=_STUDY,
-        handler=studies.get_study,
-        answer=study_documents.StudyDocument,
-        summary="A whole study: trials, front, pick",
-        tag="studies",
-        parameters=StudyPath,
-        query=FrontQuery,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/front",
-        handler=studies.get_front,
-        answer=study_documents.FrontDocument,
-        summary="Front, baseline and pick of a study",
-        tag="fronts",
-        parameters=StudyPath,
-        query=FrontQuery,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/times",
-        handler=studies.get_times,
-        answer=study_documents.TimesDocument,
-        summary="When each trial was begun and finished",
-        tag="studies",
-        parameters=StudyPath,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/explain",
-        handler=studies.get_explanation,
-        answer=study_documents.ExplanationDocument,
-        summary="What a study has learnt",
-        tag="studies",
-        parameters=StudyPath,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_ROOT}/compare",
-        handler=studies.get_comparison,
-        answer=study_documents.ComparisonDocument,
-        summary="Two configs, and whether their differences are more than noise",
-        tag="studies",
-        query=CompareQuery,
-        problems=_NOT_MEASURED,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/summary",
-        handler=studies.get_summary,
-        answer=study_documents.SummaryDocument,
-        summary="What a study was asked, where it stands, what may be done",
-        tag="studies",
-        parameters=StudyPath,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/page/{{part}}",
-        handler=studies.get_page_part,
-        answer=study_documents.PageDocument,
-        summary="A part of what the page shows of a study",
-        tag="studies",
-        parameters=PagePath,
-        query=PageQuery,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="POST",
-        path=f"{_STUDY}/start",
-        handler=jobs.start_study,
-        answer=service_documents.JobDocument,
-        summary="Go on with a study",
-        tag="studies",
-        parameters=StudyPath,
-        body=wanted.StartStudy,
-        body_required=False,
-        status=HTTPStatus.ACCEPTED,
-        problems=(*_QUEUE, HTTPStatus.NOT_FOUND),
-    ),
-    Route(
-        method="POST",
-        path=f"{_STUDY}/stop",
-        handler=jobs.stop_study,
-        answer=study_documents.Stopping,
-        summary="End a study as Ctrl-C would",
-        tag="studies",
-        parameters=StudyPath,
-        body=wanted.StopStudy,
-        body_required=False,
-        status=HTTPStatus.ACCEPTED,
-        problems=_NOT_MEASURED,
-    ),
-    Route(
-        method="GET",
-        path=f"{_STUDY}/events",
-        handler=events.stream_study_events,
-        summary="Live progress of a study as server-sent events",
-        tag="events",
-        parameters=StudyPath,
-        query=EventsQuery,
-        media="text/event-stream",
-        problems=(HTTPStatus.NOT_FOUND, HTTPStatus.SERVICE_UNAVAILABLE),
-    ),
-)
-
-TRIAL_ROUTES = (
-    Route(
-        method="GET",
-        path=f"{_STUDY}/trials",
-        handler=studies.list_trials,
-        answer=trial_documents.TrialsDocument,
-        summary="Trials of a study",
-        tag="trials",
-        parameters=StudyPath,
-        query=TrialsQuery,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=_TRIAL,
-        handler=trials.get_trial,
-        answer=trial_documents.ShowDocument,
-        summary="All the evidence of a trial",
-        tag="trials",
-        parameters=TrialPath,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_TRIAL}/measurements",
-        handler=trials.list_measurements,
-        answer=trial_documents.LevelsDocument,
-        summary="The load levels of a trial, with every figure",
-        tag="measurements",
-        parameters=TrialPath,
-        problems=_NOT_FOUND,
-    ),
-    Route(
-        method="GET",
-        path=f"{_TRIAL}/log",
-        handler=trials.get_log,
-        answer=trial_documents.TrialLog,
-        summary="A piece of a trial's server log",
-        tag="logs",
-        parameters=TrialPath,
-        query=LogQuery,
-        problems=_NOT_FOUND,
-    ),
-)
-
 PROMOTION_ROUTES = (
     Route(
         method="GET",
-        path=f"{_ROOT}/promotions",
+        path=f"{ROOT}/promotions",
         handler=promotions.list_promotions,
         answer=service_documents.PromotionsDocument,
         summary="What was promoted, oldest first",
@@ -296,7 +104,7 @@ PROMOTION_ROUTES = (
         summary="The history of a deployment",
         tag="promotions",
         parameters=DeploymentPath,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
     Route(
         method="GET",
@@ -307,7 +115,7 @@ PROMOTION_ROUTES = (
         tag="promotions",
         parameters=DeploymentPath,
         query=DiffQuery,
-        problems=_NOT_MEASURED,
+        problems=OR_CONFLICT,
     ),
     Route(
         method="GET",
@@ -317,28 +125,28 @@ PROMOTION_ROUTES = (
         summary="One promotion: files, gate's record",
         tag="promotions",
         parameters=VersionPath,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
     Route(
         method="POST",
-        path=f"{_ROOT}/promotions",
+        path=f"{ROOT}/promotions",
         handler=promotions.create_promotion,
         answer=service_documents.JobDocument,
         summary="Verify a trial, and render it for production",
         tag="promotions",
         body=wanted.NewPromotion,
         status=HTTPStatus.ACCEPTED,
-        problems=(*_QUEUE, HTTPStatus.NOT_FOUND),
+        problems=(*QUEUE, HTTPStatus.NOT_FOUND),
     ),
     Route(
         method="POST",
-        path=f"{_ROOT}/previews",
+        path=f"{ROOT}/previews",
         handler=promotions.preview_promotion,
         answer=service_documents.PreviewDocument,
         summary="What a promotion would render and change",
         tag="promotions",
         body=wanted.NewPromotion,
-        problems=_NOT_MEASURED,
+        problems=OR_CONFLICT,
     ),
     Route(
         method="POST",
@@ -350,14 +158,14 @@ PROMOTION_ROUTES = (
         parameters=DeploymentPath,
         body=wanted.Rollback,
         body_required=False,
-        problems=_NOT_MEASURED,
+        problems=OR_CONFLICT,
     ),
 )
 
 JOB_ROUTES = (
     Route(
         method="GET",
-        path=f"{_ROOT}/jobs",
+        path=f"{ROOT}/jobs",
         handler=jobs.list_jobs,
         answer=service_documents.JobsDocument,
         summary="What runs, what waits, how the last ones ended",
@@ -371,7 +179,7 @@ JOB_ROUTES = (
         summary="One job",
         tag="jobs",
         parameters=JobPath,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
     Route(
         method="DELETE",
@@ -382,7 +190,7 @@ JOB_ROUTES = (
         tag="jobs",
         parameters=JobPath,
         status=HTTPStatus.ACCEPTED,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
     Route(
         method="GET",
@@ -393,14 +201,14 @@ JOB_ROUTES = (
         tag="logs",
         parameters=JobPath,
         query=LogQuery,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
 )
 
 SERVICE_ROUTES = (
     Route(
         method="GET",
-        path=f"{_ROOT}/openapi.json",
+        path=f"{ROOT}/openapi.json",
         handler=get_openapi,
         answer=Anything,
         summary="This document",
@@ -425,7 +233,7 @@ SERVICE_ROUTES = (
     ),
     Route(
         method="GET",
-        path=f"{_ROOT}/service",
+        path=f"{ROOT}/service",
         handler=nodes.get_service,
         answer=service_documents.ServiceDocument,
         summary="What this service is and allows",
@@ -433,7 +241,7 @@ SERVICE_ROUTES = (
     ),
     Route(
         method="GET",
-        path=f"{_ROOT}/nodes",
+        path=f"{ROOT}/nodes",
         handler=nodes.list_nodes,
         answer=service_documents.NodesDocument,
         summary="This machine, and the nodes that studies ran on",
@@ -441,17 +249,17 @@ SERVICE_ROUTES = (
     ),
     Route(
         method="GET",
-        path=f"{_ROOT}/nodes/{{name}}",
+        path=f"{ROOT}/nodes/{{name}}",
         handler=nodes.get_node,
         answer=service_documents.NodeDetail,
         summary="One node with its wiring",
         tag="nodes",
         parameters=NodePath,
-        problems=_NOT_FOUND,
+        problems=NOT_FOUND,
     ),
     Route(
         method="GET",
-        path=f"{_ROOT}/events",
+        path=f"{ROOT}/events",
         handler=events.stream_events,
         summary="Everything that changes, as server-sent events",
         tag="events",

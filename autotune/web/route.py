@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from autotune.web.service import Service
 
 STATE_CHANGING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
-MOST_DEPTH = 32
+ROOT = "/api/v1"
+NOT_FOUND = (HTTPStatus.NOT_FOUND,)
+OR_CONFLICT = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
+QUEUE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
+"""Problems that operations may have, beside those that all have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

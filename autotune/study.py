@@ -358,8 +358,8 @@ class StudyRun:
         return found or Place(seat=self.executor.floor.seats.whole(self.plan.demand_of(trial.config)))
 
     def _host(self, trial: Trial) -> str | None:
-        """The machine that a trial should run on: what decides, launches again, runs where the baseline did, so that
-        no recommendation rests on the difference between two machines."""
+        """The machine that a trial should run on: launches again go where the baseline was measured, so that baseline
+        and pick have launches of their own on one machine."""
         first = self.trials()[0]
         return None if trial.origin in SHARED or first.result is None else first.result.host
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,9 @@ class RayExecutor:
         self._sent = cluster.ray.put(packed(travelling(plan)))
         self._wishes = self._desk()
         unshared = sorted({one.host for one in self._nodes.values() if not one.reads})
+        drivers = sorted({str(one.node.driver) for one in self._nodes.values() if one.node.gpus})
+        if len(drivers) > 1:
+            tell(f"the nodes have different drivers ({', '.join(drivers)}), which figures may show")
         if unshared:
             tell(f"{self._folder} is not shared with {', '.join(unshared)}: raw files are sent when a trial has ended")
 
@@ -151,16 +154,27 @@ class RayExecutor:
 
     async def perform(self, assignment: Assignment, observer: TrialObserver) -> TrialRun:
         """See the seam."""
-        from ray.util import remove_placement_group
-
-        group = await self._group(assignment)
         self._running += 1
         try:
-            node = await self._placed(group, assignment)
+            while (run := await self._tried(assignment, observer)) is None:
+                self._tell(f"trial {assignment.trial}: the node that it waited for went; it waits for another")
+        finally:
+            self._running -= 1
+        return run
+
+    async def _tried(self, assignment: Assignment, observer: TrialObserver) -> TrialRun | None:
+        """The attempt on a node; None where all that it could have had went before."""
+        from ray.util import remove_placement_group
+
+        candidates = await self._candidates(assignment)
+        group = self._group(candidates)
+        try:
+            node = await self._placed(group, candidates, assignment)
+            if node is None:
+                return None
             self.performed.append((assignment.trial, node.id))
             run = await self._on(node, group, assignment, observer)
         finally:
-            self._running -= 1
             remove_placement_group(group)
         return replace(run, result=replace(run.result, host=node.host))
 
@@ -222,18 +236,17 @@ class RayExecutor:
             if one.kind in kinds and self._room(one):
                 self._nodes[one.id] = one
 
-    async def _group(self, assignment: Assignment) -> Any:
+    def _group(self, candidates: Sequence[str]) -> Any:
         from ray.util import placement_group
 
-        candidates = await self._candidates(assignment)
         return placement_group(
             [self._bundle()],
             strategy="STRICT_PACK",
             bundle_label_selector=[{"ray.io/node-id": f"in({','.join(candidates)})"}],
         )
 
-    async def _placed(self, group: Any, assignment: Assignment) -> NodeReport:
-        """Wait for the node.
+    async def _placed(self, group: Any, candidates: Sequence[str], assignment: Assignment) -> NodeReport | None:
+        """Wait for the node; None when none of them is left.
 
         Raises:
             NodeBusy: somebody else uses all of them, for longer than the study waits.
@@ -242,6 +255,8 @@ class RayExecutor:
 
         begun_s, told = time.monotonic(), False
         while not await asyncio.to_thread(group.wait, POLL_S):
+            if not set(candidates) & set(self._cluster.nodes()):
+                return None
             waited_s = time.monotonic() - begun_s
             if self._running > len(self._nodes):
                 begun_s = time.monotonic()  # behind trials of its own
@@ -254,7 +269,7 @@ class RayExecutor:
                 told = True
                 self._tell(f"trial {assignment.trial} waits for a free node of the Ray cluster")
         (node,) = placement_group_table(group)["bundles_to_node_id"].values()
-        return self._nodes[node]
+        return self._nodes.get(node)
 
     # --- one attempt ------------------------------------------------------------------------------------------------
 

@@ -228,17 +228,22 @@ def test_a_node_that_goes_is_left_for_another(rays: Rays, tmp_path: Path) -> Non
             watcher = Watcher()
             lost = asyncio.ensure_future(executor.perform(assignment, watcher))
             await watcher.reached.wait()
+            behind = bench.assignment()  # waits for the same node, and for no other
+            executor._lost[behind.trial] = executor._lost[assignment.trial]
+            waiting = asyncio.ensure_future(executor.perform(behind, Watcher()))
+            await asyncio.sleep(1.0)
             await asyncio.to_thread(rays.cluster.remove_node, extra, allow_graceful=False)
             run = await lost
             assert run.result.outcome is Outcome.FAULTED
             assert run.result.failure is not None
             assert run.result.failure.kind is FailureClass.NODE_LOST
             assert watcher.phases[-1] is Phase.ENDED
+            assert (await waiting).result.outcome is Outcome.MEASURED
             again = Watcher()
             second = await executor.perform(assignment, again)
             assert second.result.outcome is Outcome.MEASURED
             assert again.phases == WHOLE
-            (_, first), (_, then) = executor.performed
+            first, *_, then = [node for trial, node in executor.performed if trial == assignment.trial]
             assert first == extra.node_id
             assert then in {node.node_id for node in rays.nodes}
 
@@ -312,7 +317,7 @@ def test_a_killed_tuner_leaves_nothing_and_goes_on_and_ctrl_c_ends_it_soon_or_no
 
     ended = tuner.start()
     tuner.until_measuring(0, 2, ended)
-    ended.send_signal(signal.SIGINT)
+    ended.send_signal(signal.SIGTERM)  # Ray has handlers of its own for it
     assert ended.wait(START_S) == 130
     outcomes = "SELECT r.number, r.outcome, count(a.id) FROM autotune_trials r JOIN autotune_attempts a"
     outcomes += " ON a.trial_id = r.id GROUP BY r.id"

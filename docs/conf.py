@@ -12,6 +12,7 @@ extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "autotune"
 html_show_copyright = False
+highlight_language = "text"  # of blocks that name none: commands and what they print
 exclude_patterns = ["schemas", "reports"]  # files that pages link to, not pages
 myst_heading_anchors = 4  # pages link to headings as GitHub names them
 

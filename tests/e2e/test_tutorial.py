@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 def commands() -> list[list[str]]:
     """The words after `autotune` of each marked line."""
     blocks = re.findall(r"<!-- tutorial: run -->\n```\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    lines = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    lines = [shlex.split(line) for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     assert all(words[0] == "autotune" for words in lines)
     return [words[1:] for words in lines]
 

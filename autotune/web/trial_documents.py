@@ -64,6 +64,7 @@ class TrialDocument(Document):
     repeat_of: int | None
     config_hash: str
     gpus: int
+    host: str | None = Field(description="The machine of its server, where a study has several.")
     attempts: int
     clock: str | None = Field(description="wall, or virtual where the engine is simulated.")
     on_front: bool
@@ -246,6 +247,7 @@ class AttemptDocument(Document):
     started_at: Instant
     ended_at: Instant | None
     directory: str
+    host: str | None
     moves: list[LifeMove]
 
 

@@ -41,10 +41,11 @@ COVER = 4
 DISCOURAGED = 0.3
 """Share of its score that a config keeps when it repeats what went wrong elsewhere."""
 
-CAUTION = 4.0
+CAUTION = 6.0
 """Power of the probability that a config runs. A failed launch costs more than its own minutes: it teaches less, and an
 operator who sees every fifth one fail stops the study. What the front holds beyond an edge of memory is mostly nearly
-as good before it."""
+as good before it: in 14 replayed studies 9.2 % of the launches failed with 4 and 7.1 % with 6, and 95 % of the gap took
+a median of 43 and of 46 launches, a mean of 47 and of 45."""
 
 KEEPS = 0.7
 """Probability that a config keeps to a limit of which nothing is known yet."""

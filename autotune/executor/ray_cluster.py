@@ -54,7 +54,10 @@ class Cluster:
         if importlib.util.find_spec("ray") is None:
             raise ClusterUnusable("--executor ray needs Ray, which is not installed", hint=INSTALL)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
+        try:
+            import ray
+        except (ImportError, OSError) as error:  # half an installation, or for another Python
+            raise ClusterUnusable(f"the Ray that is installed cannot be loaded: {error}", hint=INSTALL) from None
 
         if ray.is_initialized():
             return cls(ray=ray)

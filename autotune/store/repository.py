@@ -38,6 +38,8 @@ from autotune.store.study_record import (
 from autotune.store.tables import AttemptRow, PromotionRow, StudyRow, TransitionRow, TrialRow
 
 IDS_PER_QUERY = 500
+MOST_NUMBER = 2**31 - 1
+"""What the column of a trial's number holds in every database."""
 """SQLite takes 32,766 values in a statement, older ones 999."""
 
 
@@ -478,7 +480,8 @@ class Store:
 
     def _trial(self, session: Session, study: str, number: int) -> TrialRow:
         parent = self._study(session, study)
-        row = session.scalar(select(TrialRow).where(TrialRow.study_id == parent.id, TrialRow.number == number))
+        one = select(TrialRow).where(TrialRow.study_id == parent.id, TrialRow.number == number)
+        row = session.scalar(one) if number <= MOST_NUMBER else None  # a driver raises for what its column cannot hold
         if row is None:
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == parent.id))
             known = "no trial yet" if last is None else f"trials 0..{last}"

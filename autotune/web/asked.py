@@ -74,7 +74,7 @@ class LogQuery(_Asked):
     offset: Annotated[
         int, Field(ge=-(2**53), le=2**53, description="First byte; negative: so many before the end.")
     ] = -65536
-    limit: Annotated[int, Field(ge=1, le=1024 * 1024, description="At most so many bytes.")] = 65536
+    limit: Annotated[int, Field(ge=1, le=1024 * 1024, description="At most so many bytes, but a whole line.")] = 65536
 
 
 class CompareQuery(_Asked):

@@ -21,6 +21,7 @@ from autotune.web.problems import Refused
 from autotune.web.route import Answer, Call
 from autotune.web.service import Service, check_study_name
 from autotune.web.trials import log_piece
+from autotune.yaml_input import parse_yaml
 
 if TYPE_CHECKING:
     from autotune.store.repository import Store
@@ -44,8 +45,9 @@ async def get_job_log(service: Service, call: Call) -> Answer:
     path: JobPath = call.path
     asked: LogQuery = call.query
     job = service.queue.found(path.id)
-    piece = log_piece(service.queue.log_file(job.id), asked)
-    return Answer(document={**piece, "complete": job.state not in ACTIVE})
+    complete = job.state not in ACTIVE
+    piece = log_piece(service.queue.log_file(job.id), asked, complete=complete)
+    return Answer(document={**piece, "complete": complete})
 
 
 async def stop_job(service: Service, call: Call) -> Answer:
@@ -93,6 +95,8 @@ def _checked(fields: dict[str, Any]) -> str:
     Raises:
         BadInput: something that cannot be used.
     """
+    # A text that YAML cannot give back must not be found out when the study's turn comes.
+    parse_yaml(yaml.safe_dump(fields, sort_keys=True), file="the body")
     arguments = study_arguments(fields, "the body")
     arguments.setdefault(
         "name",

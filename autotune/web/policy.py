@@ -19,8 +19,9 @@ from autotune.load.workloads import builtin_workloads
 from autotune.recipe import AUTO_SPACE, WIDE_SPACE
 from autotune.search.space import shipped_spaces
 
-REFUSED_FIELDS = ("vllm_command", "notify_command", "notify_url")
-"""Keys of a study file that name a program or an address: only the operator's own are used."""
+REFUSED_FIELDS = ("vllm_command", "notify_command", "notify_url", "ray_address")
+"""Keys of a study file that name a program or an address: only the operator's own are used. A Ray cluster that a study
+joins runs code as this user."""
 
 TUNABLE = frozenset(
     (

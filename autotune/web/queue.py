@@ -17,7 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
-from autotune.errors import AutotuneError, StudyBusy, UnknownName
+from autotune.errors import AutotuneError, StorageError, StudyBusy
 from autotune.review.stopping import AGAIN_S, is_alive
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyState
@@ -66,6 +66,7 @@ class Queue:
         self._worker: asyncio.Task[None] | None = None
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._closing = False
+        self._unsaved = False
         self.waiting_for: str | None = None
 
     @property
@@ -80,7 +81,7 @@ class Queue:
 
         Raises:
             StudyBusy: another service has it.
-            StorageError: its file cannot be read or written.
+            StorageError: its file cannot be read.
         """
         self._held = _locked(self._settings.folder)
         self._jobs = await asyncio.to_thread(jobs_file.load, self._file)
@@ -106,6 +107,9 @@ class Queue:
             await asyncio.wait(self._watchers.values(), timeout=self._settings.stop_s)
         for task in self._watchers.values():
             task.cancel()
+        if self._unsaved:
+            with suppress(StorageError):  # then the next service finds out by itself
+                await self._store(self._jobs)
         if self._held is not None:
             self._held.close()
 
@@ -117,7 +121,8 @@ class Queue:
             await self._end(job.id, None)
             return
         started = started_at(pid) or 0.0
-        await self._change(job.id, pid=pid, pid_started=started)
+        async with self._lock:
+            await self._happened(job.id, pid=pid, pid_started=started)
         self._watch(job.id, gone(pid, started))
 
     # What is asked of it
@@ -167,7 +172,7 @@ class Queue:
             if job.state in (JobState.QUEUED, JobState.INTERRUPTED):
                 await self._store(self._jobs.changed(job_id, state=JobState.STOPPED, ended_at=self._now().isoformat()))
             elif job.state in ACTIVE:
-                await self._store(self._jobs.changed(job_id, state=JobState.STOPPING))
+                await self._happened(job_id, state=JobState.STOPPING)
                 ask_to_end(job)
                 if now:
                     await asyncio.sleep(AGAIN_S)
@@ -194,12 +199,19 @@ class Queue:
 
     async def _store(self, jobs: Jobs) -> None:
         await asyncio.to_thread(jobs_file.save, self._file, jobs)
-        self._jobs = jobs
+        self._jobs, self._unsaved = jobs, False
         self.changed()
 
-    async def _change(self, job_id: str, **changes: Any) -> None:
-        async with self._lock:
-            await self._store(self._jobs.changed(job_id, **changes))
+    async def _happened(self, job_id: str, **changes: Any) -> None:
+        """What a full disk cannot undo: known at once, and on disk before anything else begins. Call it locked."""
+        jobs = self._jobs.changed(job_id, **changes)
+        try:
+            await self._store(jobs)
+        except StorageError as error:
+            log.error("what became of job %s cannot be kept yet: %s", job_id, error)
+            self._jobs, self._unsaved = jobs, True
+            self.changed()
+        self._wake.set()
 
     async def _work(self) -> None:
         while True:
@@ -207,8 +219,11 @@ class Queue:
             try:
                 waits = await self._begin_what_may()
             except (AutotuneError, OSError) as error:
-                log.error("the queue waits: %s", error)
-                self.waiting_for, waits = str(error), True
+                waits = True
+                if self.waiting_for != str(error):
+                    log.error("the queue waits: %s", error)
+                    self.waiting_for = str(error)
+                    self.changed()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_S if waits else None)
 
@@ -216,6 +231,9 @@ class Queue:
         """Begin jobs; whether one waits for something that nobody tells of."""
         waits = False
         reason = None
+        if self._unsaved:
+            async with self._lock:
+                await self._store(self._jobs)
         for job in self._jobs.startable():
             if job.needs_node and (reason := await self._occupied()) is not None:
                 waits = True
@@ -254,9 +272,11 @@ class Queue:
         except OSError as error:
             message = f"{self._program[0]}: {error.strerror}"
             changes = jobs_file.ended(job, Fate.FAILED, at=self._now(), message=message, closing=self._closing)
-            await self._change(job.id, **changes)
+            async with self._lock:
+                await self._happened(job.id, **changes)
             return
-        await self._change(job.id, pid=process.pid, pid_started=started_at(process.pid))
+        async with self._lock:
+            await self._happened(job.id, pid=process.pid, pid_started=started_at(process.pid))
         self._watch(job.id, process.wait())
         if self.found(job.id).state is JobState.STOPPING:
             ask_to_end(self.found(job.id))  # it was asked to end before it had a process
@@ -289,11 +309,7 @@ class Queue:
 
     def _watch(self, job_id: str, end: Any) -> None:
         async def watch() -> None:
-            code = await end
-            try:
-                await self._end(job_id, code)
-            except AutotuneError as error:
-                log.error("the end of job %s cannot be kept: %s", job_id, error)
+            await self._end(job_id, await end)
             self._watchers.pop(job_id, None)
             self._wake.set()
 
@@ -311,7 +327,7 @@ class Queue:
                 message=message,
                 closing=self._closing,
             )
-            await self._store(self._jobs.changed(job_id, **changes))
+            await self._happened(job_id, **changes)
 
     async def _unseen(self, job: Job, message: str | None) -> Fate:
         """How a process ended whose exit status nobody got, from what it left in the store."""
@@ -325,7 +341,7 @@ class Queue:
 
         try:
             found = await self._reader.ask(look)
-        except (NoDatabase, UnknownName):
+        except (NoDatabase, AutotuneError):  # begun anew it says itself what is wrong with the database
             found = None
         return found or (Fate.LOST if message is None else Fate.FAILED)
 
@@ -338,11 +354,15 @@ def _locked(folder: Path) -> IO[str]:
 
     Raises:
         StudyBusy: another service has it.
+        StorageError: nothing can be written there.
     """
     import fcntl
 
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = (folder / "lock").open("a", encoding="ascii")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = (folder / "lock").open("a", encoding="ascii")
+    except OSError as error:
+        raise StorageError(f"{folder / 'lock'}: {error.strerror}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,6 +24,8 @@ NOT_FOUND = (HTTPStatus.NOT_FOUND,)
 OR_CONFLICT = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 QUEUE = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE)
 """Problems that operations may have, beside those that all have."""
+BODY_S = 30.0
+"""A body has a few kilobytes; one that is still not here is held back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +118,7 @@ async def parsed(route: Route, request: web.Request) -> Call:
 
 
 async def _body(route: Route, model: type[BaseModel], request: web.Request) -> BaseModel:
-    raw = await request.read()
+    raw = await _received(request)
     if not raw and not route.body_required:
         return model()
     if request.content_type != "application/json":
@@ -135,6 +138,25 @@ async def _body(route: Route, model: type[BaseModel], request: web.Request) -> B
         return model.model_validate(found)
     except ValidationError as error:
         raise invalid(error, "the body") from None
+
+
+async def _received(request: web.Request) -> bytes:
+    if "Content-Encoding" in request.headers:
+        raise Refused(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "the body is encoded; allowed: plain JSON"
+        )
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await request.read()
+    except TimeoutError:
+        raise Refused(
+            HTTPStatus.REQUEST_TIMEOUT,
+            "request-timeout",
+            f"the body took longer than {BODY_S:g} seconds",
+            headers={"Connection": "close"},
+        ) from None
+    except (web.RequestPayloadError, ConnectionError):
+        raise Refused(HTTPStatus.BAD_REQUEST, "not-json", "the body ended before its end") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,10 +16,25 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from autotune.errors import InvalidOption, StorageError
 from autotune.web.app import make_app
+from autotune.web.problems import shown_text
 from autotune.web.settings import ServeSettings
+
+MOST_LOGGED = 1000
+"""Characters of a line."""
 
 SHUTDOWN_S = 5.0
 """What requests that are being answered get; event streams end at once."""
+
+
+class OneLine(logging.Formatter):
+    """A line for each record, secrets taken out. A traceback of the HTTP library tells an operator nothing, and whoever
+    sends rubbish could fill the disk with them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The message, and what was raised."""
+        raised = record.exc_info[1] if record.exc_info else None
+        why = f": {raised!r}" if raised is not None else ""
+        return shown_text(f"autotune: {record.getMessage()}{why}".replace("\n", " "), MOST_LOGGED)
 
 
 def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl.SSLContext | None = None) -> None:
@@ -38,7 +53,9 @@ def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl
     except OSError as error:
         raise StorageError(f"{settings.folder}: {error.strerror}") from None
     logging.getLogger("aiohttp.server").addFilter(_is_ours)
-    logging.basicConfig(stream=sys.stderr, format="autotune: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     asyncio.run(_run(settings, say, tls))
 
 

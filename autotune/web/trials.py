@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from autotune.engine.redaction import redact
 from autotune.report.json_view import level_document, show_document
@@ -58,37 +58,91 @@ async def get_log(service: Service, call: Call) -> Answer:
     def made(store: Store) -> dict[str, Any]:
         trial = store.trial(path.name, path.number)
         found = log_path(trial)
-        piece = log_piece(Path(found) if found else None, asked)
-        return {"trial": path.number, **piece, "complete": trial.result is not None}
+        complete = trial.result is not None
+        piece = log_piece(Path(found) if found else None, asked, complete=complete)
+        return {"trial": path.number, **piece, "complete": complete}
 
     return Answer(document=await service.ask(made))
 
 
-def log_piece(path: Path | None, asked: LogQuery) -> dict[str, Any]:
-    """Whole lines of a file from an offset on; a line that is longer than was asked for comes in pieces.
+LONGEST_LINE_BYTES = 1024 * 1024
+_NOTHING = {"text": "", "offset": 0, "next_offset": 0, "size": 0}
 
-    Secrets are recognised line by line, so a piece begins and ends where lines do.
+
+def log_piece(path: Path | None, asked: LogQuery, *, complete: bool) -> dict[str, Any]:
+    """Whole lines of a file around what was asked for, one at least, however long it is.
+
+    Secrets are recognised line by line. A piece that began or ended within one would show it to whoever asks for the
+    rest, so no piece does; of a line longer than `LONGEST_LINE_BYTES` nothing is shown.
+
+    Args:
+        complete: nothing is written any more, so that what stands behind the last newline is a line as well.
     """
     if path is None:
-        return {"text": "", "offset": 0, "next_offset": 0, "size": 0}
+        return dict(_NOTHING)
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            start = max(0, size + asked.offset) if asked.offset < 0 else min(asked.offset, size)
-            file.seek(start)
-            found = file.read(asked.limit)
+            start = _begin(file, asked.offset, size)
+            text, end = _lines(file, start, asked.limit, size, complete=complete)
     except OSError:
-        return {"text": "", "offset": 0, "next_offset": 0, "size": 0}
-    if asked.offset < 0 and start > 0:
-        head = found.find(b"\n") + 1  # 0 where the whole piece is one line
-        found, start = found[head:], start + head
-    cut = found.rfind(b"\n") + 1
-    if cut and start + len(found) < size:
-        found = found[:cut]
-    lines = found.decode("utf-8", "replace").splitlines(keepends=True)
-    return {
-        "text": "".join(redact(line) for line in lines),
-        "offset": start,
-        "next_offset": start + len(found),
-        "size": size,
-    }
+        return dict(_NOTHING)
+    return {"text": text, "offset": start, "next_offset": end, "size": size}
+
+
+def _begin(file: BinaryIO, offset: int, size: int) -> int:
+    """The line that an offset means: the one that it is in, and from the end on the first that begins behind it."""
+    at = min(offset, size) if offset >= 0 else max(0, size + offset)
+    begins = at if offset >= 0 else _next_line(file, at, size)
+    if begins < size:
+        return _line_begin(file, begins)
+    return size if offset >= 0 else _line_begin(file, at)
+
+
+def _lines(file: BinaryIO, start: int, limit: int, size: int, *, complete: bool) -> tuple[str, int]:
+    """Lines from `start`, which is the beginning of one, and where they end."""
+    shown, at = [], start
+    while at < size:
+        file.seek(at)
+        line = file.readline(LONGEST_LINE_BYTES)
+        end = at + len(line)
+        if not line.endswith(b"\n"):
+            end = _next_line(file, end, size)
+            if end >= size and not complete:
+                break  # its rest is still to be written
+        if at > start and end - start > limit:
+            break
+        fits = end - at <= LONGEST_LINE_BYTES
+        text = line.decode("utf-8", "replace") if fits else f"[a line of {end - at:,} bytes is not shown]\n"
+        shown.append("".join(redact(part) for part in text.splitlines(keepends=True)))
+        at = end
+    return "".join(shown), at
+
+
+def _line_begin(file: BinaryIO, at: int) -> int:
+    """Where the line begins that the byte at `at` belongs to."""
+    while at > 0:
+        step = min(at, _STEP_BYTES)
+        file.seek(at - step)
+        found = file.read(step).rfind(b"\n")
+        if found >= 0:
+            return at - step + found + 1
+        at -= step
+    return 0
+
+
+def _next_line(file: BinaryIO, at: int, size: int) -> int:
+    """The first place at `at` or behind it where a line begins; `size` where there is none."""
+    if at == 0:
+        return 0
+    at -= 1
+    file.seek(at)
+    while at < size and (block := file.read(_STEP_BYTES)):
+        found = block.find(b"\n")
+        if found >= 0:
+            return at + found + 1
+        at += len(block)
+    return size
+
+
+_STEP_BYTES = 64 * 1024

@@ -179,6 +179,9 @@ def test_unknown_names_say_what_there_is(store, study):
     with pytest.raises(UnknownName) as caught:
         store.attempts(study, 5)
     assert caught.value.exit_code is ExitCode.UNKNOWN_TRIAL
+    for huge in (2**31, 2**63, 10**30):  # no database's column holds them
+        with pytest.raises(UnknownName, match=f"unknown trial '{huge}'"):
+            store.trial(study, huge)
     with pytest.raises(UnknownName, match="unknown trial '5'") as caught:
         store.trial(study, 5)
     assert caught.value.hint == f"Study {study!r} has trials 0..0."

@@ -161,6 +161,28 @@ async def test_what_was_begun_and_is_nowhere_is_begun_again(tmp_path: Path) -> N
     assert log.count("--- begun at") == 2
 
 
+async def test_a_disk_that_was_full_for_a_while_loses_nothing_and_holds_nothing_up(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    file = settings.folder / "jobs.json"
+    async with serving(settings, program=PROGRAM) as client:
+        _, first = await client.post(f"{API}/studies", study("a", "long"))
+        _, second = await client.post(f"{API}/studies", study("b"))
+        await is_ready(client, first)
+        full = file.with_name("jobs.json.part")
+        full.mkdir()  # as a full disk: nothing can be written there
+        status, refused = await client.post(f"{API}/studies", study("c"))
+        assert (status, refused["type"]) == (500, "urn:autotune:problem:storage")
+        assert (await client.post(f"{API}/studies/a/stop"))[0] == 202
+        await has_state(client, first, "stopped")
+        await until(lambda: "jobs.json" in (client.service.queue.waiting_for or ""))
+        assert state_of(client, second) == "queued"
+        assert [one["state"] for one in json.loads(file.read_text())["jobs"]] == ["running", "queued"]
+        full.rmdir()
+        await has_state(client, second, "finished")
+        assert client.service.queue.waiting_for is None
+        assert [one["state"] for one in json.loads(file.read_text())["jobs"]] == ["stopped", "finished"]
+
+
 async def test_a_second_service_is_refused(tmp_path: Path) -> None:
     async with serving(settings_in(tmp_path)):
         second = web.AppRunner(make_app(settings_in(tmp_path)))
@@ -221,6 +243,9 @@ async def test_a_study_goes_on_with_more_trials_and_never_twice(tmp_path: Path) 
         ("vllm_command", "/bin/sh -c x"),
         ("notify_command", ["/bin/sh", "-c", "x"]),
         ("notify_url", "http://127.0.0.1/"),
+        ("ray_address", "127.0.0.1:6379"),
+        ("description", "a\ud800"),
+        ("description", "a\x00"),
         ("extra_args", ["--trust-remote-code"]),
         ("extra_args", ["--chat-template=/etc/passwd"]),
         ("model", "/etc"),

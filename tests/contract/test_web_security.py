@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -12,8 +13,9 @@ from web_service import STUDY, serving, studies_in
 
 from autotune.errors import InvalidFile, InvalidOption
 from autotune.store.places import Places
-from autotune.web import tokens
+from autotune.web import route, tokens
 from autotune.web.problems import Refused
+from autotune.web.running import OneLine
 from autotune.web.security import HEADERS, Buckets, check_host, check_site, host_name
 from autotune.web.settings import Limits, ServeSettings, is_loopback
 
@@ -269,6 +271,37 @@ class TestLimits:
         async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
             sent = {"data": body, "headers": {"Content-Type": "application/json"}}
             assert (await client.send("POST", f"{API}/studies", **sent))[0] == status
+
+    async def test_an_encoded_body_is_refused(self, tmp_path: Path) -> None:
+        async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+            sent = {"data": b"no gzip", "headers": {"Content-Type": "application/json", "Content-Encoding": "gzip"}}
+            status, found = await client.send("POST", f"{API}/studies", **sent)
+        assert (status, found["type"]) == (415, "urn:autotune:problem:unsupported-media-type")
+
+    async def test_a_body_that_is_held_back_is_not_waited_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(route, "BODY_S", 0.05)
+        async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+            address = client.client.server
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(
+                b"POST /api/v1/studies HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 100\r\n\r\n{"
+            )
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+
+def test_the_log_of_the_service_has_a_line_for_each_record() -> None:
+    token = "hf_" + "Q7" * 17
+    try:
+        raise ValueError(f"bad\n{token}")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "aiohttp.server", 40, "x.py", 1, "one %s", ("two\nthree",), (ValueError, error, None)
+        )
+    assert OneLine().format(record) == "autotune: one two three: ValueError('bad\\n<redacted>')"
 
 
 async def test_every_answer_carries_the_headers(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,14 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
         Cluster.join(None)
     assert caught.value.exit_code is ExitCode.CLUSTER_UNUSABLE
     assert "vllm-autotune[ray]" in caught.value.hint
+
+
+def test_a_ray_that_cannot_be_loaded_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ray.py").write_text("import a_part_of_ray_that_is_gone\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    with pytest.raises(ClusterUnusable, match="cannot be loaded: No module named 'a_part_of_ray_that_is_gone'"):
+        Cluster.join(None)
 
 
 def test_a_cluster_that_is_not_there_is_known_at_once() -> None:

@@ -69,9 +69,9 @@ def _model(kind: SchemaKind) -> type[BaseModel]:
 
             return _WorkloadYaml
         case SchemaKind.STUDY:
-            from autotune.recipe import _StudyFile
+            from autotune.recipe import StudyFile
 
-            return _StudyFile
+            return StudyFile
         case _:
             assert_never(kind)
 

@@ -17,7 +17,7 @@ TITLES = {
 """Title and description of each schema."""
 
 DESCRIPTIONS: dict[str, dict[str, str]] = {
-    "_StudyFile": {
+    "StudyFile": {
         "description": "For people. Not used.",
         "name": "Name of the study and of its folder; the same name goes on where it stopped.",
         "model": "A folder with config.json, or a model name such as meta-llama/Llama-3.1-8B-Instruct.",
@@ -59,19 +59,19 @@ DESCRIPTIONS: dict[str, dict[str, str]] = {
         "starting_points": "Configs to try right after the baseline: one value for each parameter of the space.",
         "quality": "How it is seen whether configs that change a model's numbers still answer alike.",
     },
-    "_QualityFile": {
+    "QualityFile": {
         "enabled": "Whether the guard asks at all; it does so only where something changes numerics.",
         "prompts": "Path of a file of prompts, instead of the shipped ones.",
         "perplexity_ratio": "Of the prompts' own text, config over reference, at most.",
         "logprob_gap": "Mean absolute difference of a prompt token's log-probability, nats, at most.",
         "agreement": "Share of the reference's greedy tokens until the first that differs, at least.",
     },
-    "_LoadFile": {
+    "LoadFile": {
         "concurrency": "Requests in flight at the throughput level, per GPU used.",
         "rate_rps": "Requests per second of the p95 TTFT level, per GPU used.",
         "requests": "Requests of each level, per GPU used.",
     },
-    "_NumbersFile": {
+    "NumbersFile": {
         "prompt_mean": "Mean tokens of a prompt.",
         "prompt_p95": "95th percentile of prompts; left out, all are as long as the mean.",
         "output_mean": "Mean tokens of an answer.",

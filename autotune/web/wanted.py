@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from autotune.promote import Target
-from autotune.recipe import _StudyFile
+from autotune.recipe import StudyFile
 from autotune.records import PickRule
 from autotune.web.policy import REFUSED_FIELDS
 
@@ -22,7 +22,7 @@ class Wanted(BaseModel):
 
 
 _FIELDS: dict[str, Any] = {
-    name: (field.annotation, field) for name, field in _StudyFile.model_fields.items() if name not in REFUSED_FIELDS
+    name: (field.annotation, field) for name, field in StudyFile.model_fields.items() if name not in REFUSED_FIELDS
 }
 _FIELDS["model"] = (
     Annotated[str, Field(min_length=1, max_length=300, description="A name such as meta-llama/Llama-3.1-8B-Instruct.")],

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import ExitCode
-from autotune.recipe import _LoadFile, _StudyFile
+from autotune.recipe import LoadFile, StudyFile
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -45,13 +45,13 @@ def caveat_codes() -> set[str]:
 
 
 def test_every_key_of_a_study_file_has_a_heading() -> None:
-    missing = set(_StudyFile.model_fields) - headings(DOCS / "settings.md")
+    missing = set(StudyFile.model_fields) - headings(DOCS / "settings.md")
     assert missing == set()
 
 
 def test_every_key_of_a_load_is_explained() -> None:
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
-    assert [key for key in _LoadFile.model_fields if f"{key}:" not in text] == []
+    assert [key for key in LoadFile.model_fields if f"{key}:" not in text] == []
 
 
 def test_every_variable_has_a_heading_and_every_heading_a_variable() -> None:

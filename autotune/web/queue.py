@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
 
+from autotune.engine.redaction import redact
 from autotune.errors import AutotuneError, StorageError, StudyBusy
 from autotune.review.stopping import AGAIN_S, is_alive
 from autotune.store.repository import Store
@@ -95,9 +96,7 @@ class Queue:
         self._closing = True
         self._wake.set()
         if self._worker is not None:
-            self._worker.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._worker
+            await self._worker  # not cancelled: a process that it is just beginning would be nobody's
         running = [job for job in self._jobs.jobs if job.state in ACTIVE and job.pid]
         for _ in range(2):  # a second signal: it need not finish what it measures, which the next service does anew
             for job in running:
@@ -214,18 +213,19 @@ class Queue:
         self._wake.set()
 
     async def _work(self) -> None:
-        while True:
+        while not self._closing:
             self._wake.clear()
             try:
                 waits = await self._begin_what_may()
-            except (AutotuneError, OSError) as error:
-                waits = True
-                if self.waiting_for != str(error):
-                    log.error("the queue waits: %s", error)
-                    self.waiting_for = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it meets, the queue is looked at again
+                waits, why = True, redact(str(error) or repr(error))
+                if self.waiting_for != why:
+                    log.error("the queue waits: %s", why)
+                    self.waiting_for = why
                     self.changed()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S if waits else None)
+            if not self._closing:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), POLL_S if waits else None)
 
     async def _begin_what_may(self) -> bool:
         """Begin jobs; whether one waits for something that nobody tells of."""
@@ -235,6 +235,8 @@ class Queue:
             async with self._lock:
                 await self._store(self._jobs)
         for job in self._jobs.startable():
+            if self._closing:
+                break
             if job.needs_node and (reason := await self._occupied()) is not None:
                 waits = True
                 continue

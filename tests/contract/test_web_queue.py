@@ -124,6 +124,18 @@ async def test_a_service_that_ends_leaves_its_study_to_the_next_one(tmp_path: Pa
         assert client.service.queue.found(job["id"]).pid != pid
 
 
+async def test_a_service_that_ends_as_a_job_begins_leaves_no_process(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    for name in ("a", "b", "c"):
+        async with serving(settings, program=PROGRAM) as client:
+            await client.post(f"{API}/studies", study(name, "long"))
+            await asyncio.sleep(0)  # it is being launched, or not yet
+    left = [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(one.info["cmdline"] or ())]
+    assert left == []
+    kept = json.loads((settings.folder / "jobs.json").read_text())["jobs"]
+    assert {job["state"] for job in kept} <= {"interrupted", "queued"}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["its pid was kept", "killed before its pid was kept"])
 async def test_the_study_of_a_killed_service_is_found_again(tmp_path: Path, known: bool) -> None:
     settings = settings_in(tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune.engine.flags import MODEL
+from autotune.engine.redaction import redact_prose
 from autotune.errors import NotPromotable
 from autotune.promote import (
     Deployment,
@@ -73,8 +74,8 @@ def deployment_of(
         autotune_version=__version__,
         figures=view.joined(trial),
         gate=gate,
-        author=asked.author,
-        reason=asked.reason or _why(view, trial, named=named_trial),
+        author=redact_prose(asked.author),
+        reason=redact_prose(asked.reason or "") or _why(view, trial, named=named_trial),
     )
     wishes = Wishes(
         port=asked.port,
@@ -191,8 +192,9 @@ def roll_back(
     chosen = before(own) if to is None else named(history, f"{latest.promotion.name}@{to}")
     source = own[chosen.effective - 1]
     place = Path(latest.directory) if folder is None else folder
-    why = reason or f"back from {latest.label}"
-    back = source.promotion.restored(source.version, created_at=created_at, author=author, reason=why)
+    why = redact_prose(reason or "") or f"back from {latest.label}"
+    by = redact_prose(author)
+    back = source.promotion.restored(source.version, created_at=created_at, author=by, reason=why)
     written = write_files(back.rendered(), place, deployment=back.name, overwrite=overwrite)
     entry = stored_promotion(store, back, str(place.absolute()))
     return Restored(entry=entry, latest=latest, source=source, written=written, left=_left_behind(latest, written))

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.engine.redaction import redact_prose
 from autotune.errors import InvalidOption, NotPromotable, UnknownName
 from autotune.promote import Promotion, RenderedFile, render, serve_argv
 from autotune.promote.history import Entry, before, current_of
@@ -217,7 +218,12 @@ async def create_promotion(service: Service, call: Call) -> Answer:
 
 def _words(service: Service, asked: NewPromotion, name: str) -> tuple[str, ...]:
     words = ["promote", asked.study, "--target", ",".join(dict.fromkeys(asked.targets)), "--name", name]
-    words += ["--out", str((service.settings.promotions / name).absolute()), "--author", asked.author or AUTHOR]
+    words += [
+        "--out",
+        str((service.settings.promotions / name).absolute()),
+        "--author",
+        redact_prose(asked.author or AUTHOR),
+    ]
     said: tuple[tuple[str, object], ...] = (
         ("--trial", asked.trial),
         ("--pick", asked.pick),
@@ -231,7 +237,7 @@ def _words(service: Service, asked: NewPromotion, name: str) -> tuple[str, ...]:
     )
     words += [word for option, value in said if value is not None for word in (option, str(value))]
     # With a sign of equality, as these may begin with a dash.
-    words += [f"--reason={asked.reason}"] if asked.reason else []
+    words += [f"--reason={redact_prose(asked.reason)}"] if asked.reason else []
     words += ["--allow-simulated"] if asked.allow_simulated else []
     return (*words, *(["--skip-gate"] if asked.skip_gate else []))
 

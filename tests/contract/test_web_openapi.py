@@ -116,8 +116,11 @@ async def test_a_rollback_is_as_its_model_says(tmp_path: Path) -> None:
     places = studies_in(tmp_path)
     settings = ServeSettings(places=places, promotions_dir=template().parent)
     async with serving(settings) as client:
-        status, found = await client.post(f"/api/v1/promotions/{DEPLOYMENT}/rollback", {"to": 1, "author": "me"})
+        status, found = await client.post(
+            f"/api/v1/promotions/{DEPLOYMENT}/rollback", {"to": 1, "author": "me", "reason": f"x hf_{'a' * 34}"}
+        )
         assert status == 200
+        assert found["reason"] == "x <redacted>"
         held(next(route.answer for route in ROUTES if route.operation == "roll_back_deployment"), found)
         assert (found["version"], found["restores"], found["author"]) == (2, 1, "me")
         status, found = await client.get(f"/api/v1/promotions/{DEPLOYMENT}/diff?a=1&b=2")

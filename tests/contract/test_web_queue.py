@@ -363,6 +363,21 @@ class TestPromotions:
         assert len(history["promotions"]) == 1
         assert not settings.promotions.exists()
 
+    async def test_a_secret_in_a_reason_is_neither_kept_nor_rendered(self, tmp_path: Path) -> None:
+        secret = "hf_" + "Q7" * 17
+        settings = ServeSettings(places=studies_in(tmp_path))
+        async with serving(settings, program=PROGRAM) as client:
+            body = {
+                "study": STUDY, "targets": ["compose"], "trial": 1, "allow_simulated": True, "name": "chat",
+                "reason": f"with {secret}", "author": f"me {secret}",
+            }  # fmt: skip
+            _, preview = await client.post(f"{API}/previews", body)
+            _, job = await client.post(f"{API}/promotions", body)
+            words = client.service.queue.found(job["id"]).words
+        assert "with <redacted>" in preview["files"][0]["text"]
+        assert {"--reason=with <redacted>", "me <redacted>"} <= set(words)
+        assert "Q7" not in json.dumps(preview) + (settings.folder / "jobs.json").read_text()
+
     async def test_files_outside_the_services_folder_are_not_rolled_back(self, tmp_path: Path) -> None:
         async with serving(ServeSettings(places=studies_in(tmp_path))) as client:
             status, found = await client.post(f"{API}/promotions/{DEPLOYMENT}/rollback")

@@ -14,6 +14,8 @@ SIMULATED = "simulated"
 
 def printable(text: str) -> str:
     """One line without control characters: log lines and names must not move a terminal's cursor."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 

@@ -22,7 +22,7 @@ from autotune.report.page import (
 )
 from autotune.report.view import StudyView
 from autotune.review.evidence import serve_line_of
-from autotune.review.views import QUESTION, brief_view_of, view_of
+from autotune.review.views import QUESTION, outlined_view_of, view_of
 from autotune.search.asked import asked_objective, asked_rule
 from autotune.store.places import Places
 from autotune.store.repository import Store
@@ -58,10 +58,10 @@ def page_part(
     """
     match part:
         case Part.FRONT:
-            view = brief_view_of(store, study, places, slo=slo)
+            view = outlined_view_of(store, study, places, slo=slo)
             return front_part(view, facts_of(store, study, view), control=control_of(store, study))
         case Part.CERTAINTY:
-            return certainty_part(brief_view_of(store, study, places, slo=slo), rule=asked_rule(study.spec, None))
+            return certainty_part(outlined_view_of(store, study, places, slo=slo), rule=asked_rule(study.spec, None))
         case Part.EVIDENCE:
             return evidence_of(view_of(store, study, places, slo=slo), places)
         case Part.LEARNED:

@@ -93,18 +93,27 @@ def brief_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str 
     Raises:
         InvalidOption: `slo` cannot be read.
     """
-    limit = asked_slo(study.spec, slo)
-    metrics = {"ttft", *(one.metric.value.partition("_")[0] for one in (limit.limits if limit else ()))}
-    outlines = store.outlines(study.name, latencies=metrics)
-    # How plain a config is, is counted against what the baseline's server said of itself, which no outline holds.
-    trials = (*store.trials_of(study.name, [0]), *outlines[1:]) if outlines else ()
-    view = _made(store, study, places, trials, limit, asked_rule(study.spec, None))
+    view = outlined_view_of(store, study, places, slo=slo)
     void = [trial.number for trial in view.trials if trial.void is not None]
     told = {*view.front, *void[:MOST_VOID], *([view.pick.number] if view.pick else ())}
     told |= set() if view.baseline is None else {view.baseline}
     gc.freeze()  # a command that ends soon: the collector need not look through all of it again
     full = store.trials_of(study.name, sorted(told))
     return replace(view, detailed={trial.number: trial for trial in full})
+
+
+def outlined_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None = None) -> StudyView:
+    """Front and pick as of `view_of`, of trials of which only that was read which both are found from.
+
+    Raises:
+        InvalidOption: `slo` cannot be read.
+    """
+    limit = asked_slo(study.spec, slo)
+    metrics = {"ttft", *(one.metric.value.partition("_")[0] for one in (limit.limits if limit else ()))}
+    outlines = store.outlines(study.name, latencies=metrics)
+    # How plain a config is, is counted against what the baseline's server said of itself, which no outline holds.
+    trials = (*store.trials_of(study.name, [0]), *outlines[1:]) if outlines else ()
+    return _made(store, study, places, trials, limit, asked_rule(study.spec, None))
 
 
 def _made(

@@ -57,13 +57,14 @@ def front_part(view: StudyView, facts: Facts, *, control: Control | None = None)
     launches of a config that count.
     """
     found = points(view.trials)
+    by_number = {trial.number: trial for trial in view.trials}
     return {
         "part": "front",
         "schema": SCHEMA,
         "study": _study(view, facts),
         "slo": _slo(view),
         "trials": [_trial(view, trial) for trial in view.trials],
-        "configs": [_config(view, point) for point in found],
+        "configs": [_config(view, by_number[point.number], point) for point in found],
         "front": [trial.number for trial in view.front_trials],
         "baseline": standing_number(view, view.baseline),
         "pick": _pick(view),
@@ -133,9 +134,7 @@ def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _config(view: StudyView, point: Point) -> dict[str, Any]:
-    trial = view.trial(point.number)
-    assert trial is not None  # points are made of the view's trials
+def _config(view: StudyView, trial: Trial, point: Point) -> dict[str, Any]:
     own = view.baseline is not None and point.is_of(view.baseline)
     base = view.baseline_trial
     changed = settings(trial.config) if base is None else () if own else changes(trial.config, base)

@@ -44,19 +44,29 @@ export function frontChart(study, { open }) {
   function pointing(svg, marks, grip) {
     const shown = marks.filter((one) => one.shown);
     const ordered = [...shown].sort((a, b) => a.x - b.x || a.y - b.y);
-    ordered.forEach((one, place) => {
-      one.node.setAttribute("tabindex", one.number === current || (current === null && place === 0) ? "0" : "-1");
-      one.node.addEventListener("focus", () => { current = one.number; one.node.setAttribute("tabindex", "0"); tip.show(one.content(), one.x, one.y); });
-      one.node.addEventListener("blur", () => { one.node.setAttribute("tabindex", "-1"); tip.hide(); const keep = ordered.find((other) => other.number === current); keep?.node.setAttribute("tabindex", "0"); });
-      one.node.addEventListener("click", () => open(one.number));
-      one.node.addEventListener("keydown", (event) => {
-        const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-        if (step) { ordered[(place + step + ordered.length) % ordered.length].node.focus(); event.preventDefault(); }
-        if (event.key === "Home") { ordered[0].node.focus(); event.preventDefault(); }
-        if (event.key === "End") { ordered.at(-1).node.focus(); event.preventDefault(); }
-        if (event.key === "Enter" || event.key === " ") { open(one.number); event.preventDefault(); }
-        if (event.key === "Escape") tip.hide();
-      });
+    const places = new Map(ordered.map((one, place) => [one.node, place]));
+    const entry = ordered.find((one) => one.number === current) ?? ordered[0];
+    for (const one of ordered) one.node.setAttribute("tabindex", one === entry ? "0" : "-1");
+    const at = (event) => places.get(event.target.closest?.(".mark"));
+    svg.addEventListener("focusin", (event) => {
+      const place = at(event);
+      if (place === undefined) return;
+      for (const one of ordered) if (one.node.getAttribute("tabindex") === "0") one.node.setAttribute("tabindex", "-1");
+      const one = ordered[place];
+      current = one.number;
+      one.node.setAttribute("tabindex", "0");
+      tip.show(one.content(), one.x, one.y);
+    });
+    svg.addEventListener("focusout", (event) => { if (at(event) !== undefined) tip.hide(); });
+    svg.addEventListener("click", (event) => { const place = at(event); if (place !== undefined) open(ordered[place].number); });
+    svg.addEventListener("keydown", (event) => {
+      const place = at(event);
+      if (place === undefined) return;
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const next = step ? (place + step + ordered.length) % ordered.length : { Home: 0, End: ordered.length - 1 }[event.key];
+      if (next !== undefined) { ordered[next].node.focus(); event.preventDefault(); }
+      if (event.key === "Enter" || event.key === " ") { open(ordered[place].number); event.preventDefault(); }
+      if (event.key === "Escape") tip.hide();
     });
     let hot = null;
     svg.addEventListener("pointermove", (event) => {

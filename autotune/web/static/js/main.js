@@ -8,7 +8,7 @@ import { newPage } from "./new.js";
 import { promoteDialog } from "./promote.js";
 import { promotionsPage } from "./promoted.js";
 import { jobLog, nodesPage, queuePage } from "./queue.js";
-import { ServiceSource, request } from "./source.js";
+import { ServiceSource, leaveFor, request } from "./source.js";
 import { studiesPage } from "./studies.js";
 import { studyPage } from "./study.js";
 import { openCompare } from "./compare.js";
@@ -62,7 +62,7 @@ function bar() {
   replace(document.getElementById("top"), h("a.name", { href: "/" }, "autotune"), h("nav", { "aria-label": "Main" }, links.map(([word, path, current]) => h("a", { href: path, "aria-current": current ? "page" : null }, word))), logout, themeButton());
 }
 
-const logout = h("button", { type: "button", class: "quiet", hidden: true, onclick: async () => { await request("/session", { method: "DELETE" }); location.assign("/login"); } }, "Log out");
+const logout = h("button", { type: "button", class: "quiet", hidden: true, onclick: async () => { await request("/session", { method: "DELETE" }); leaveFor("/login"); } }, "Log out");
 
 async function oneStudy(main, name, number) {
   const query = new URLSearchParams(location.search);

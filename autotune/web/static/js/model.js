@@ -19,11 +19,8 @@ export class Study {
     if (part === "front") {
       this.configs = new Map(document_.configs.map((one) => [one.number, one]));
       this.trials = new Map(document_.trials.map((one) => [one.number, one]));
-      this.byHash = new Map();
-      for (const trial of document_.trials) {
-        const config = document_.configs.find((one) => one.launches.includes(trial.number));
-        if (config) this.byHash.set(trial.config_hash, config);
-      }
+      const launched = new Map(document_.configs.flatMap((one) => one.launches.map((number) => [number, one])));
+      this.byHash = new Map(document_.trials.filter((one) => launched.has(one.number)).map((one) => [one.config_hash, launched.get(one.number)]));
     }
     if (part === "certainty" && document_) this.standings = new Map(document_.standings.map((one) => [one.number, one]));
   }

@@ -10,6 +10,8 @@ export class Problem extends Error {
 }
 
 export async function request(path, { method = "GET", body, etag } = {}) {
+  const early = method === "GET" ? await taken(path) : null;
+  if (early?.ok) return early.json();
   const headers = { Accept: "application/json" };
   if (method !== "GET") headers["X-Autotune"] = "1";
   if (body !== undefined) headers["Content-Type"] = "application/json";
@@ -21,13 +23,29 @@ export async function request(path, { method = "GET", body, etag } = {}) {
     throw new Problem(0, { detail: "The service does not answer.", hint: "Is `autotune serve` still running?" });
   }
   if (answer.status === 401 && location.pathname !== "/login") {
-    location.assign(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
+    leaveFor(`/login?next=${encodeURIComponent(location.pathname + location.search)}`);
     return new Promise(() => {});
   }
   if (answer.status === 204 || answer.status === 304) return null;
   const told = await answer.json().catch(() => null);
   if (!answer.ok) throw new Problem(answer.status, told);
   return told;
+}
+
+let leaving = false;
+
+// To another page, once: several requests may be refused at the same time.
+export function leaveFor(path) {
+  if (!leaving) location.assign(path);
+  leaving = true;
+}
+
+// The answer that `early.js` asked for; once, as what comes later is to be fresh.
+async function taken(path) {
+  const early = window.autotuneEarly;
+  if (!early || early.path !== path) return null;
+  delete window.autotuneEarly;
+  return early.answer;
 }
 
 const part = encodeURIComponent;
@@ -37,7 +55,6 @@ export class ServiceSource {
   page(name, which) { return request(`/studies/${part(name)}/page/${which}`); }
   trial(name, number) { return request(`/studies/${part(name)}/trials/${number}`); }
   log(name, number) { return request(`/studies/${part(name)}/trials/${number}/log?offset=-65536`); }
-  requests(name, number) { return request(`/studies/${part(name)}/trials/${number}/requests`); }
   compare(a, b) { return request(`/compare?a=${part(a)}&b=${part(b)}`); }
   async promotions() { return (await request("/promotions")).promotions; }
 }
@@ -48,7 +65,6 @@ export class EmbeddedSource {
   async page(name, which) { return this.document.parts[which] ?? null; }
   async trial(name, number) { return this.document.trials[number] ?? null; }
   async log() { return null; }
-  async requests() { return null; }
   async compare(a, b) {
     const key = `${a.split(":").pop()}:${b.split(":").pop()}`;
     return this.document.comparisons[key] ?? null;

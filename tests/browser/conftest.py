@@ -29,8 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """For one module: while it is open an event loop runs in this thread, and no asynchronous test could."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

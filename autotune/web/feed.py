@@ -166,6 +166,7 @@ class Feed:
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         beat = watched = loop.time()
+        trouble = ""
         while not self.closed:
             now = loop.time()
             watched = now if self.readers else watched
@@ -173,9 +174,12 @@ class Feed:
                 return
             try:
                 told = await self.look()
+                trouble = ""
             except Exception as error:  # noqa: BLE001 - whatever one look meets, those who watch wait for the next
-                log.warning("progress cannot be told: %s", redact(repr(error)))
                 told = False
+                if trouble != repr(error):  # a line for each trouble, and none for each second of it
+                    trouble = repr(error)
+                    log.warning("progress cannot be told: %s", redact(trouble))
             if told or now - beat >= HEARTBEAT_S:
                 beat = now
                 self.ring()

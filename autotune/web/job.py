@@ -237,7 +237,8 @@ def load(path: Path) -> Jobs:
     except FileNotFoundError:
         return Jobs()
     except (OSError, ValueError) as error:
-        raise StorageError(f"{path}: the queue cannot be read ({error})") from None
+        hint = "Move the file away to begin with an empty queue." if isinstance(error, ValueError) else ""
+        raise StorageError(f"{path}: the queue cannot be read ({error})", hint=hint) from None
     try:
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']!r}, expected {FORMAT}")

@@ -194,3 +194,32 @@ class TestRing:
         assert own is not None
         assert (b'"n": 1' in own, b'"n": 2' in own, b'"n": 3' in own) == (True, False, True)
         assert feed.text_after(3, None) == b""
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Places:
+    """A folder whose database is none."""
+    places = Places(root=tmp_path)
+    Path(places.database).write_bytes(b"no database at all " * 200)
+    return places
+
+
+async def test_a_database_that_stays_broken_is_logged_once(broken: Places, caplog: pytest.LogCaptureFixture) -> None:
+    reader = Reader(broken, "feed")
+    looks = 0
+
+    async def look() -> bool:
+        nonlocal looks
+        looks += 1
+        return await Feed.look(feed)
+
+    feed = Feed(broken, reader, now=lambda: datetime.now(UTC), most_readers=1, look_s=0.001)
+    setattr(feed, "look", look)  # noqa: B010 - counted
+    feed.enter()
+    async with asyncio.timeout(20):
+        while looks < 4:
+            await asyncio.sleep(0.01)
+    feed.close()
+    await feed.stopped()
+    await reader.close()
+    assert caplog.text.count("progress cannot be told") == 1

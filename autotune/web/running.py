@@ -16,6 +16,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from autotune.errors import InvalidOption, StorageError
 from autotune.web.app import make_app
+from autotune.web.door import Door
 from autotune.web.problems import shown_text
 from autotune.web.settings import ServeSettings
 
@@ -69,22 +70,32 @@ async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSL
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    runner = web.AppRunner(make_app(settings), access_log=None, shutdown_timeout=SHUTDOWN_S)
+    app, door = make_app(settings), Door()
+    app.middlewares.insert(0, door.listen)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    server: asyncio.Server | None = None
     try:
         await runner.setup()
-        await _listen(runner, settings, tls)
-        for host, port, *_ in runner.addresses:
+        server = await _listen(runner, door, settings, tls)
+        for host, port, *_ in (socket.getsockname() for socket in server.sockets):
             shown = f"[{host}]" if ":" in host else host
             say(f"autotune: http{'' if tls is None else 's'}://{shown}:{port}/")
         await stopped.wait()
     finally:
+        if server is not None:
+            server.close()
         with suppress(asyncio.CancelledError):
             await runner.cleanup()
 
 
-async def _listen(runner: web.AppRunner, settings: ServeSettings, tls: ssl.SSLContext | None) -> None:
+async def _listen(
+    runner: web.AppRunner, door: Door, settings: ServeSettings, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    """Not by a site of aiohttp: connections pass the door first."""
+    assert runner.server is not None  # since its setup
+    loop = asyncio.get_running_loop()
     try:
-        await web.TCPSite(runner, settings.host, settings.port, ssl_context=tls).start()
+        return await loop.create_server(door.factory(runner.server), settings.host, settings.port, ssl=tls)
     except OSError as error:
         option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         value = settings.port if option == "--port" else settings.host

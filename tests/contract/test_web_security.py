@@ -128,7 +128,11 @@ class TestTokens:
         file.write_text(f"# old\n{tokens.hashed('a')}\n{tokens.hashed('b')} # new\n")
         assert tokens.read_token_file(file) == (tokens.hashed("a"), tokens.hashed("b"))
 
-    @pytest.mark.parametrize("content", ["", TOKEN, f"{tokens.hashed('a')} {TOKEN}", "sha256:12", "# nothing\n"])
+    @pytest.mark.parametrize(
+        "content",
+        ["", TOKEN, f"{tokens.hashed('a')} {TOKEN}", "sha256:12", "# nothing\n"],
+        ids=["empty", "token", "token-behind-a-hash", "short", "comment"],
+    )
     def test_a_file_that_holds_the_token_itself_is_refused_and_not_shown(self, tmp_path: Path, content: str) -> None:
         file = tmp_path / "token"
         file.write_text(content)

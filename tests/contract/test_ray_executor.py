@@ -60,7 +60,8 @@ class Rays:
 def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rays]:
     """A head without room and two nodes, which share one machine's two GPUs.
 
-    Its processes measure no coverage, which would double what they cost.
+    Its processes measure no coverage, which would double what they cost; the GPUs are made up, whatever the machine
+    lets be seen of its own.
     """
     gpus = tmp_path_factory.mktemp("gpus")
     for index in range(NODE["num_gpus"]):
@@ -73,7 +74,8 @@ def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rays]:
         "PYTHONPATH": str(DRIVER),
         "AUTOTUNE_FAKE_GPUS": str(gpus),
     }
-    covering = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("COV")}
+    hidden = ("COV", "CUDA_VISIBLE_DEVICES")
+    covering = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(hidden)}
     os.environ |= own
     from ray.cluster_utils import Cluster as Started
 
@@ -156,7 +158,7 @@ def workers(trial: int) -> list[psutil.Process]:
 
 
 class Killer:
-    """An observer that kills the worker of trial 1 with -9 when that first measures."""
+    """An observer that kills the worker of trial 1 with -9 while that launches, the longest of its phases here."""
 
     def __init__(self) -> None:
         self.killed: list[int] = []
@@ -165,7 +167,7 @@ class Killer:
     def trial_started(self, trial: Any, *, counted: int, target: int, repeats_left: int) -> None: ...
 
     def phase(self, phase: Phase, detail: str, *, number: int) -> None:
-        if number == 1 and phase is Phase.MEASURING and not self.killed:
+        if number == 1 and phase is Phase.LAUNCHING and not self.killed:
             (worker,) = workers(1)
             self.killed.append(worker.pid)
             worker.kill()

@@ -14,8 +14,9 @@ FORBIDDEN = {
     *("shutil.unpack_archive", "tarfile.open"),
 }
 SAFE_LOADERS = {"_StrictLoader", "yaml.CSafeLoader", "yaml.SafeLoader", "loader"}
-TRUSTED_PICKLES = {"load/workers_wire.py"}
-"""Between a process of ours and its own children, over a pipe."""
+TRUSTED_PICKLES = {"load/workers_wire.py", "executor/node_process.py", "executor/errand.py"}
+"""Between a process of ours and its own children, over a pipe; on Ray also between a tuner and its tasks, whose code
+and arguments Ray pickles itself."""
 
 
 def called(node: ast.Call) -> str:

@@ -91,6 +91,17 @@ def postgres_url() -> Iterator[str]:
             server.wait(30)
 
 
+@pytest.fixture
+def own_postgres_url(postgres_url: str) -> Iterator[str]:
+    """The same, of which nothing is left for the tests that come after."""
+    yield postgres_url
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+
+
 def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
     import psycopg
 

@@ -179,12 +179,12 @@ class Killer:
 
 
 def test_a_trial_whose_worker_is_killed_is_done_elsewhere_and_nothing_is_lost(
-    rays: Rays, tmp_path: Path, postgres_url: str
+    rays: Rays, tmp_path: Path, own_postgres_url: str
 ) -> None:
     plan = plan_for(tmp_path, trials=3, repeats=1, load=LoadChoice(concurrency=4, rate_rps=20.0, requests=16))
     killer = Killer()
     with (
-        Store.open(postgres_url) as store,
+        Store.open(own_postgres_url) as store,
         Projection.open(store) as projection,
         ray_executor(rays, tmp_path / "s", plan, PACE) as (executor, _),
     ):

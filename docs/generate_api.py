@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from in_step import write_or_check
+
 from autotune.web.api import ROUTES
 from autotune.web.openapi import openapi_document
 
@@ -113,17 +115,5 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def main() -> int:
-    """Write the page, or say whether it is in step."""
-    text = render()
-    if "--check" in sys.argv[1:]:
-        if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-            return 0
-        sys.stderr.write(f"{TARGET} is out of step with the service; run: python docs/generate_api.py\n")
-        return 1
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, render(), sys.argv[1:], shows="the service"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from in_step import write_or_check
 from typer.models import ArgumentInfo, OptionInfo
 
 from autotune.cli.main import command_line
@@ -140,17 +141,5 @@ def _prose(text: str) -> str:
     return " ".join(text.split())
 
 
-def main(words: list[str]) -> int:
-    """Write the page, or with `--check` say whether it is in step: exit status 0, or 1 when it is not."""
-    text = render()
-    if "--check" not in words:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{TARGET} is out of step with the commands; run: python docs/generate_cli.py\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(TARGET, render(), sys.argv[1:], shows="the commands"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from in_step import write_or_check
 from sqlalchemy import Column, Table, UniqueConstraint
 from sqlalchemy.types import JSON, BigInteger, Boolean, Double, Integer, String, Text, TypeEngine
 
@@ -98,17 +99,5 @@ def _words(column: Column[Any]) -> str:
     return column.doc.replace("|", "\\|")
 
 
-def main(words: list[str]) -> int:
-    """Write the page, or with `--check` say whether it is in step: exit status 0, or 1 when it is not."""
-    text = render()
-    if "--check" not in words:
-        TARGET.write_text(text, encoding="utf-8")
-        return 0
-    if TARGET.exists() and TARGET.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{TARGET} is out of step with the tables; run: python docs/generate_database.py\n")
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(TARGET, render(), sys.argv[1:], shows="the tables"))

@@ -14,7 +14,15 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from autotune.store.raw_files import is_raw_file_name, names_in, opened_below, opened_folder, remove_if_empty, unlinked
+from autotune.store.raw_files import (
+    folders_like,
+    is_raw_file_name,
+    names_in,
+    opened_below,
+    opened_folder,
+    remove_if_empty,
+    unlinked,
+)
 
 _GATE = re.compile(r"gate-(\d{4,9})-([1-9]\d{0,8})", re.ASCII)
 _LAUNCH = re.compile(r"launch-[1-9]\d{0,3}-(?:against|candidate)", re.ASCII)
@@ -56,16 +64,8 @@ def list_gate_files(root: Path, study: str) -> tuple[GateFile, ...]:
         StorageError: a folder cannot be read.
     """
     found: list[GateFile] = []
-    with opened_folder(root, study) as descriptor:
-        if descriptor is None:
-            return ()
-        for name in sorted(names_in(descriptor, root / study)):
-            match = _GATE.fullmatch(name)
-            if match is None:
-                continue
-            with opened_below(descriptor, name, root / study / name) as gate:
-                if gate is not None:
-                    found += _of_gate(gate, root, study, name, int(match[1]))
+    for match, gate in folders_like(_GATE, root, study):
+        found += _of_gate(gate, root, study, match[0], int(match[1]))
     return tuple(found)
 
 

@@ -82,17 +82,9 @@ def list_raw_files(root: Path, study: str) -> tuple[RawFile, ...]:
         StorageError: a folder cannot be read.
     """
     found: list[RawFile] = []
-    with opened_folder(root, study) as descriptor:
-        if descriptor is None:
-            return ()
-        for name in sorted(names_in(descriptor, root / study)):
-            match = _FOLDER.fullmatch(name)
-            if match is None:
-                continue
-            with opened_below(descriptor, name, root / study / name) as inner:
-                if inner is not None:
-                    attempt = (int(match[1]), int(match[2] or 1))
-                    found += [file for file in _files(inner, root, study, attempt) if file.folder == name]
+    for match, folder in folders_like(_FOLDER, root, study):
+        attempt = (int(match[1]), int(match[2] or 1))
+        found += [file for file in _files(folder, root, study, attempt) if file.folder == match[0]]
     return tuple(found)
 
 
@@ -233,6 +225,22 @@ def opened_below(parent: int, name: str, path: Path) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def folders_like(form: re.Pattern[str], root: Path, study: str) -> Iterator[tuple[re.Match[str], int]]:
+    """The folders of a study whose whole name has this form, by name, each open until the next is asked for.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    with opened_folder(root, study) as descriptor:
+        for name in [] if descriptor is None else sorted(names_in(descriptor, root / study)):
+            match = form.fullmatch(name)
+            if descriptor is None or match is None:
+                continue
+            with opened_below(descriptor, name, root / study / name) as inner:
+                if inner is not None:
+                    yield match, inner
 
 
 def names_in(descriptor: int, path: Path) -> list[str]:

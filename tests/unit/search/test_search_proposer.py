@@ -253,8 +253,8 @@ def test_gp_without_its_libraries_says_what_to_install():
 
 
 def test_gp_where_its_libraries_are():
-    pytest.importorskip("torch")
-    pytest.importorskip("scipy")
+    for library in ("torch", "scipy"):
+        pytest.importorskip(library, reason="an extra of gp's, of gigabytes, that is not installed here")
     assert len(run(Proposer(CONDITIONAL, "gp", 1), 12, budget=12)) == 12
 
 

@@ -296,7 +296,7 @@ def test_nothing_is_printed(full, capfd):
 
 
 def test_the_dashboard_serves_it(full, load):
-    dashboard = pytest.importorskip("optuna_dashboard")
+    dashboard = pytest.importorskip("optuna_dashboard", reason="the extra [dashboard] is not installed")
     sync(full, "s")
     app = dashboard.wsgi(load()._storage)
 

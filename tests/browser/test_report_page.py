@@ -204,6 +204,11 @@ STATES = {
 }
 """What each state has to say, whatever else it shows."""
 
+AXES = """[...document.querySelectorAll("figure.chart svg > g[aria-hidden]")]
+    .map((axis) => [...axis.querySelectorAll(":scope > text:not(.axis)")].map((label) => label.textContent))
+    .filter((labels) => labels.length)"""
+"""The labels of every axis: two alike would say that a number stands in two places."""
+
 
 @pytest.mark.parametrize("name", list(STATES))
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
@@ -211,6 +216,9 @@ def test_no_state_breaks_the_page_or_its_width(looking: Looking, report: Any, na
     page = ready(looking(report(name), viewport=viewport))
     assert STATES[name] in page.locator("#main").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+    axes = page.evaluate(AXES)
+    assert [labels for labels in axes if len(labels) != len(set(labels))] == []
+    assert axes or name in ("empty", "infeasible")  # the others have pictures to look at
 
 
 def test_hostile_words_stay_words_everywhere(looking: Looking, report: Any) -> None:

@@ -186,12 +186,12 @@ function bounded(trial, box) {
   return inside(box.x, trial.early.ttft_s) && inside(box.y, trial.output_tok_s_per_gpu);
 }
 
-// Launches without figures, in the order in which they were tried.
+// Launches without figures that count (none, or of a level that was ended early), in the order in which they were tried.
 function strip(study, box, svg, hidden) {
   if (!box.failed.length) return [];
   const from = box.left + (box.narrow ? 0 : 118);
   const step = Math.min(20, (box.right - from - 8) / Math.max(1, box.failed.length));
-  svg.append(h("text.strip-label", { x: box.narrow ? box.left : box.left, y: box.stripY + (box.narrow ? -6 : 4), "aria-hidden": "true" }, "without figures"));
+  svg.append(h("text.strip-label", { x: box.narrow ? box.left : box.left, y: box.stripY + (box.narrow ? -6 : 4), "aria-hidden": "true" }, "no full figures"));
   return box.failed.map((trial, place) => {
     const kind = failedKind(trial), x = from + 8 + place * step, y = box.stripY + (box.narrow ? 14 : 0);
     const node = h("g", { class: classesOf(kind), role: "button", "data-number": trial.number, "aria-label": `Trial ${trial.number}, ${KINDS[kind].word}${trial.reason ? `: ${trial.reason}` : ""}` },

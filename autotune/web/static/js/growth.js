@@ -13,7 +13,7 @@ export function growthCharts(study) {
     : h("p.faint", { style: { "font-size": ".85rem", "margin-top": ".6rem" } }, "There is no random search of the same question here to hold it against; ", h("code", {}, "autotune study … --sampler random"), " makes one.");
   return h("div", {},
     h("div.two", {},
-      chart(study, own, control, (step, place) => place + 1, "launches", (value) => String(Math.round(value))),
+      chart(study, own, control, (step, place) => place + 1, "launches", String, Number.isInteger),
       chart(study, own, control, (step) => step[2] / 60, "minutes of launches", (value) => (value < 10 ? String(Number(value.toPrecision(2))) : String(Math.round(value))))),
     key,
     dataTable([
@@ -24,7 +24,7 @@ export function growthCharts(study) {
     ], own.map((step, place) => [step, place]), "growth of the front"));
 }
 
-function chart(study, own, control, along, unit, format) {
+function chart(study, own, control, along, unit, format, shown = () => true) {
   const series = [{ name: "line-own", points: own.map((step, place) => [along(step, place), step[1]]) }];
   if (control.length) series.push({ name: "line-control", points: control.map((step, place) => [along(step, place), step[1]]) });
   const figure = responsive((width) => {
@@ -36,7 +36,7 @@ function chart(study, own, control, along, unit, format) {
     const y = d3.scaleLinear([1 - 0.06 * (high - 1), high + 0.08 * (high - 1)], [bottom, top]).clamp(true);
     const svg = surface(width, bottom + 42, `Hypervolume of the front over ${unit}: from ${own[0][1].toFixed(2)} to ${own.at(-1)[1].toFixed(2)}`);
     svg.append(...[watermark(study.simulated, width, bottom),
-      xAxis({ scale: x, ticks: x.ticks(Math.min(7, width / 80)), format, top, bottom, title: unit }),
+      xAxis({ scale: x, ticks: x.ticks(Math.min(7, width / 80)).filter(shown), format, top, bottom, title: unit }),
       yAxis({ scale: y, ticks: y.ticks(4), format: (value) => String(Number(value.toFixed(2))), left, right, title: "hypervolume, baseline alone = 1" }),
       h("line.zero", { x1: left, x2: right, y1: y(1), y2: y(1) })].filter(Boolean));
     for (const one of [...series].reverse()) svg.append(h("path", { class: one.name, d: d3.line((p) => x(p[0]), (p) => y(p[1])).curve(d3.curveStepAfter)(one.points) }));

@@ -12,6 +12,8 @@ from typing import Any
 import axe
 import made_studies
 import pytest
+from playwright.sync_api import expect
+from shown import expect_pick, ready
 from sizes import PHONE, WIDE
 
 from autotune.records import PickRule, Slo
@@ -26,18 +28,6 @@ Looking = Callable[..., Any]
 ROOT = Path(__file__).parents[2]
 
 
-def ready(page: Any) -> Any:
-    """Waits until every part is drawn."""
-    page.wait_for_selector("#main:not([aria-busy])")
-    page.locator("text=Working it out").first.wait_for(state="detached")
-    return page
-
-
-def shown_pick(page: Any) -> int | None:
-    found = re.search(r"Pick: trial (\d+)", page.locator(".verdict h2").first.inner_text())
-    return int(found[1]) if found else None
-
-
 def kinds(page: Any) -> dict[str, int]:
     return page.evaluate(
         "() => Object.fromEntries(d3.rollup([...document.querySelectorAll('figure .mark[data-number]')],"
@@ -47,31 +37,31 @@ def kinds(page: Any) -> dict[str, int]:
 
 def test_front_shows_every_kind_of_trial_and_marks_pick_and_baseline(looking: Looking, report: Any) -> None:
     page = ready(looking(report("usual")))
-    assert shown_pick(page) == 4
+    expect_pick(page, 4)
     assert kinds(page) == {
         "pick": 1, "baseline": 1, "front": 2, "tied": 1, "dominated": 1, "abandoned": 1, "infeasible": 1, "faulted": 1,
     }  # fmt: skip
-    words = page.locator(".mark.k-pick[data-number]").get_attribute("aria-label")
-    assert words == "Trial 4, pick: 2,890 tokens/s per GPU, p95 TTFT 333 ms"
-    assert page.locator("text=SIMULATED").count() == 0
+    words = "Trial 4, pick: 2,890 tokens/s per GPU, p95 TTFT 333 ms"
+    expect(page.locator(".mark.k-pick[data-number]")).to_have_attribute("aria-label", words)
+    expect(page.locator("text=SIMULATED")).to_have_count(0)
     page.locator("summary", has_text="configs with figures").click()
     table = page.locator("details", has_text="configs with figures").first
-    assert table.locator("tbody tr").count() == 6
-    assert "2,890" in table.inner_text()
+    expect(table.locator("tbody tr")).to_have_count(6)
+    expect(table).to_contain_text("2,890")
 
 
 def test_pointing_at_a_trial_shows_its_flags_and_a_click_opens_it(looking: Looking, report: Any) -> None:
     page = ready(looking(report("usual")))
     page.locator(".mark[data-number='2']").hover()
     tip = page.locator("figure .tip:visible").first
-    assert "--max-num-seqs 512" in tip.inner_text()
-    assert "3,332 to 3,468" in tip.inner_text()
+    expect(tip).to_contain_text("--max-num-seqs 512")
+    expect(tip).to_contain_text("3,332 to 3,468")
     page.locator(".mark[data-number='2']").click()
     dialog = page.locator("dialog[open]")
     dialog.locator("text=Figures with 95 % intervals").wait_for()
-    assert "vllm serve meta-llama/Llama-3.1-8B-Instruct" in dialog.inner_text()
+    expect(dialog).to_contain_text("vllm serve meta-llama/Llama-3.1-8B-Instruct")
     page.keyboard.press("Escape")
-    assert page.locator("dialog").count() == 0
+    expect(page.locator("dialog")).to_have_count(0)
 
 
 def test_the_front_by_keyboard_alone(looking: Looking, report: Any) -> None:
@@ -86,14 +76,14 @@ def test_the_front_by_keyboard_alone(looking: Looking, report: Any) -> None:
     page.keyboard.press("Enter")
     page.locator("dialog[open]").wait_for()
     page.keyboard.press("Escape")
-    assert page.locator("dialog").count() == 0
+    expect(page.locator("dialog")).to_have_count(0)
 
 
 def test_dragging_the_limit_moves_the_pick(looking: Looking, report: Any) -> None:
     page = ready(looking(report("with-slo")))
-    assert shown_pick(page) == 4
+    expect_pick(page, 4)
     grip = page.locator(".slo-grip")
-    assert grip.get_attribute("aria-valuetext") == "400 ms, pick is trial 4"
+    expect(grip).to_have_attribute("aria-valuetext", "400 ms, pick is trial 4")
     box = grip.locator("rect").nth(1).bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -102,14 +92,14 @@ def test_dragging_the_limit_moves_the_pick(looking: Looking, report: Any) -> Non
     edge = page.locator("figure svg").first.bounding_box()
     page.mouse.move(edge["x"] + edge["width"] - 24, y, steps=8)
     page.mouse.up()
-    assert shown_pick(page) == 2
-    assert page.locator("#live").inner_text().endswith("the pick is trial 2")
+    expect_pick(page, 2)
+    expect(page.locator("#live")).to_have_text(re.compile(r"the pick is trial 2$"))
     page.locator(".slo-grip").focus()
     page.keyboard.press("Home")
     page.locator("h2", has_text="No config meets it").wait_for()
-    assert "of trial 1" in page.locator(".verdict").inner_text()
+    expect(page.locator(".verdict")).to_contain_text("of trial 1")
     page.locator("#limit-own").click()
-    assert shown_pick(page) == 4
+    expect_pick(page, 4)
 
 
 @pytest.fixture(scope="module")
@@ -135,12 +125,12 @@ def every_pick(page: Any, view: StudyView) -> None:
         page.locator("#limit").fill(f"{limit_s * 1000:.6g}")
         page.locator("#limit").press("Enter")
         expected = pick(view.trials, slo=Slo.of(ttft_p95=limit_s), lossy=view.lossy)
-        assert shown_pick(page) == (expected.number if expected else None), limit_s
+        expect_pick(page, expected.number if expected else None, f"at a limit of {limit_s:g} s")
     page.locator("#limit").fill("")
     page.locator("#limit").press("Enter")
     expected = pick(view.trials, rule=PickRule.KNEE, lossy=view.lossy)
     assert expected is not None
-    assert shown_pick(page) == expected.number
+    expect_pick(page, expected.number)
 
 
 def test_every_limit_has_the_pick_of_the_command(looking: Looking, report: Any, places: Places) -> None:
@@ -157,19 +147,18 @@ def test_every_limit_has_the_pick_of_the_command_on_a_recorded_study(looking: Lo
 def test_kinds_can_be_hidden_and_values_of_a_flag_chosen(looking: Looking, report: Any) -> None:
     page = ready(looking(report("usual")))
     page.locator(".legend button[data-kind='front']").click()
-    assert page.locator(".mark.k-front.off[data-number]").count() == 1
-    assert page.locator(".legend button[data-kind='front']").get_attribute("aria-pressed") == "false"
+    expect(page.locator(".mark.k-front.off[data-number]")).to_have_count(1)
+    expect(page.locator(".legend button[data-kind='front']")).to_have_attribute("aria-pressed", "false")
     page.locator(".pc-value[data-value='max-num-seqs=512']").click()
-    said = page.locator("#main [role=status]").first.inner_text()
-    assert said.startswith("3 configs with max-num-seqs 512: 3 with figures, best 3,400 tokens/s per GPU")
-    assert page.locator(".pc:not(.dim)").count() == 3
+    said = "3 configs with max-num-seqs 512: 3 with figures, best 3,400 tokens/s per GPU"
+    expect(page.locator("#main [role=status]").first).to_have_text(re.compile(f"^{re.escape(said)}"))
+    expect(page.locator(".pc:not(.dim)")).to_have_count(3)
 
 
 def test_growth_load_servers_and_failures_are_there(looking: Looking, report: Any) -> None:
     page = ready(looking(report("usual")))
-    assert page.locator("figure .line-own").count() == 2
-    assert page.locator("figure .series").count() == 1  # the baseline's ramp
-    text = page.locator("#main").inner_text()
+    expect(page.locator("figure .line-own")).to_have_count(2)
+    expect(page.locator("figure .series")).to_have_count(1)  # the baseline's ramp
     for part in (
         "412,336",
         "kv cache too small",
@@ -178,19 +167,19 @@ def test_growth_load_servers_and_failures_are_there(looking: Looking, report: An
         "NVIDIA H100 80GB HBM3",
         "saved about 1 min 00 s",
     ):
-        assert part in text
+        expect(page.locator("#main")).to_contain_text(part)
     page.locator("button", has_text="Compare with baseline").click()
     dialog = page.locator("dialog[open]")
     dialog.locator("text=B against A").wait_for()
-    assert "better" in dialog.inner_text()
+    expect(dialog).to_contain_text("better")
 
 
 def test_a_simulated_study_is_marked_on_every_picture(looking: Looking, report: Any) -> None:
     page = ready(looking(report("simulated")))
     figures = page.locator("figure svg:visible")
-    assert figures.count() >= 5
+    figures.nth(4).wait_for()
     for place in range(figures.count()):
-        assert figures.nth(place).locator(".watermark").count() == 1
+        expect(figures.nth(place).locator(".watermark")).to_have_count(1)
     page.locator(".mark.k-pick[data-number]").click()
     page.locator("dialog[open] .tag.sim").wait_for()
 
@@ -214,7 +203,7 @@ AXES = """[...document.querySelectorAll("figure.chart svg > g[aria-hidden]")]
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 def test_no_state_breaks_the_page_or_its_width(looking: Looking, report: Any, name: str, viewport: Any) -> None:
     page = ready(looking(report(name), viewport=viewport))
-    assert STATES[name] in page.locator("#main").inner_text()
+    expect(page.locator("#main")).to_contain_text(STATES[name])
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
     axes = page.evaluate(AXES)
     assert [labels for labels in axes if len(labels) != len(set(labels))] == []
@@ -244,9 +233,9 @@ def test_axe_finds_nothing_serious(looking: Looking, report: Any, scheme: str) -
 
 def test_light_and_dark_can_be_switched(looking: Looking, report: Any) -> None:
     page = ready(looking(report("one"), scheme="dark"))
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(17, 19, 21)"
+    expect(page.locator("body")).to_have_css("background-color", "rgb(17, 19, 21)")
     page.locator("button[aria-label='Switch between light and dark']").click()
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(252, 252, 251)"
+    expect(page.locator("body")).to_have_css("background-color", "rgb(252, 252, 251)")
 
 
 def test_axe_is_the_one_that_its_makers_published() -> None:

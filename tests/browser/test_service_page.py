@@ -11,7 +11,9 @@ from typing import Any
 import axe
 import made_studies
 import pytest
+from playwright.sync_api import expect
 from serving import served
+from shown import ready
 from sizes import PHONE
 
 from autotune.store.places import Places
@@ -39,21 +41,15 @@ def service(own: Places) -> Iterator[str]:
         yield address
 
 
-def ready(page: Any) -> Any:
-    page.wait_for_selector("#main:not([aria-busy])")
-    page.locator("text=Working it out").first.wait_for(state="detached")
-    return page
-
-
 def test_the_list_leads_to_a_study_and_back(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/"))
     rows = page.locator("ul.rows > li")
-    assert rows.count() == 8
+    expect(rows).to_have_count(8)
     row = page.locator("ul.rows a[href='/studies/infeasible']")
-    assert "6 of 6" in page.locator("ul.rows > li", has_text="6 infeasible").inner_text()
-    assert page.locator("[role=progressbar][aria-valuenow='9']").count() == 3
+    expect(page.locator("ul.rows > li", has_text="6 infeasible")).to_contain_text("6 of 6")
+    expect(page.locator("[role=progressbar][aria-valuenow='9']")).to_have_count(3)
     page.locator("input[type=search]").fill("usual")
-    assert rows.count() == 1
+    expect(rows).to_have_count(1)
     page.locator("input[type=search]").fill("")
     row.click()
     page.locator("h1", has_text="infeasible").wait_for()
@@ -74,17 +70,23 @@ def test_the_address_keeps_trial_and_limit(looking: Looking, service: str) -> No
     page.locator(".verdict h2", has_text="No config meets it").wait_for()
     page.locator("#limit").fill("340")
     page.locator("#limit").press("Enter")
-    assert "Pick: trial 1" in page.locator(".verdict").inner_text()
+    expect(page.locator(".verdict")).to_contain_text("Pick: trial 1")
 
 
 def test_what_a_running_study_measures_appears_by_itself(looking: Looking, service: str, own: Places) -> None:
     page = ready(looking(f"{service}/studies/one"))
-    assert page.locator("figure .mark[data-number]").count() == 1
+    expect(page.locator("figure .mark[data-number]")).to_have_count(1)
     page.evaluate("window.same = true")
+    page.locator("summary", has_text="configs with figures").click()
+    table = page.locator("details", has_text="configs with figures").first.locator("tbody tr")
+    expect(table).to_have_count(1)
+    page.locator(".mark[data-number='0']").focus()
     with Store.open(own.database) as store:
         made_studies.add_trial(store, "one", made_studies.measured(2600, 0.31), {"max-num-seqs": 512})
     page.locator("h2", has_text="Pick: trial 1").wait_for(timeout=15_000)
-    assert page.locator(".mark.k-pick[data-number='1']").count() == 1
+    expect(page.locator(".mark.k-pick[data-number='1']")).to_have_count(1)
+    expect(table).to_have_count(2)  # still open
+    expect(page.locator(".mark[data-number='0']")).to_be_focused()
     assert page.evaluate("window.same") is True  # without loading the page again
     with Store.open(own.database) as store:
         store.set_study_state("one", StudyState.FINISHED)
@@ -94,12 +96,12 @@ def test_what_a_running_study_measures_appears_by_itself(looking: Looking, servi
 def test_a_new_study_is_refused_with_the_reason_beside_the_field(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/new", expected=(REFUSED,)))
     page.locator("button", has_text="Begin").click()
-    assert page.locator("#new-model-wrong").inner_text() == "A study needs a model."
+    expect(page.locator("#new-model-wrong")).to_have_text("A study needs a model.")
     page.locator("#new-model").fill("meta-llama/Llama-3.1-8B-Instruct")
     page.locator("#new-slo").fill("fast")
     page.locator("button", has_text="Begin").click()
     page.locator("#new-slo-wrong", has_text="ttft_p95<=500ms").wait_for()
-    assert page.locator("#new-slo").get_attribute("aria-invalid") == "true"
+    expect(page.locator("#new-slo")).to_have_attribute("aria-invalid", "true")
     assert axe.violations(page) == []
 
 
@@ -114,7 +116,7 @@ def test_a_study_begun_on_the_page_runs_and_shows_its_pick(looking: Looking, ser
     page.wait_for_url(f"{service}/studies/begun-here")
     page.locator(".tag", has_text="finished").first.wait_for(timeout=90_000)
     page.locator(".verdict h2", has_text="Pick: trial").wait_for()
-    assert page.locator("p.simulated").is_visible()
+    expect(page.locator("p.simulated")).to_be_visible()
     page.goto(f"{service}/queue")
     row = page.locator("tbody tr", has_text="begun-here")
     row.locator("text=finished").wait_for()
@@ -128,11 +130,11 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
         page.goto(f"{service}/studies/simulated/trials/{number}")
         page.locator("dialog[open] button", has_text="Promote …").click()
         page.locator("#promote-name").fill("prod-chat")
-        assert page.locator("dialog button.primary").is_disabled()
+        expect(page.locator("dialog button.primary")).to_be_disabled()
         page.locator("#promote-simulated").check()
         page.locator("dialog pre", has_text="max-num-seqs").first.wait_for()
         tab = page.locator("[role=tab]", has_text="prod-chat.compose.yaml")
-        assert tab.get_attribute("aria-selected") == "true"
+        expect(tab).to_have_attribute("aria-selected", "true")
         if seen == 2:
             page.locator("dialog table", has_text="prod-chat@1").wait_for()
             assert axe.violations(page) == []
@@ -144,7 +146,7 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
     page.locator("dialog a", has_text="prod-chat@2").click()
     latest = page.locator("article[aria-label='prod-chat@2']")
     latest.locator("text=runs today").wait_for()
-    assert "half the TTFT" in latest.inner_text()
+    expect(latest).to_contain_text("half the TTFT")
     latest.locator("button", has_text="Against version 1").click()
     page.locator("dialog .diff .plus", has_text="512").first.wait_for()
     page.keyboard.press("Escape")
@@ -160,7 +162,7 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
 def test_two_trials_are_compared(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/compare?a=usual:0&b=with-slo:4"))
     page.locator("dialog[open] table", has_text="TTFT p95").wait_for()
-    assert "B against A" in page.locator("dialog").inner_text()
+    expect(page.locator("dialog")).to_contain_text("B against A")
 
 
 @pytest.mark.parametrize("view", ["/", "/studies/usual", "/promotions", "/queue", "/nodes", "/new"])
@@ -180,7 +182,7 @@ def test_an_address_of_nothing_says_so(looking: Looking, service: str) -> None:
 def test_a_token_is_asked_for_taken_and_given_back(looking: Looking, places: Places) -> None:
     with served(ServeSettings(places=places, token_hashes=(hashed("a-token-of-some-length"),))) as address:
         page = looking(f"{address}/studies/usual", expected=(REFUSED,))
-        assert page.url == f"{address}/login?next=/studies/usual"
+        page.wait_for_url(f"{address}/login?next=/studies/usual")
         assert axe.violations(page) == []
         page.locator("#token").fill("wrong")
         page.locator("button", has_text="Log in").click()
@@ -192,7 +194,7 @@ def test_a_token_is_asked_for_taken_and_given_back(looking: Looking, places: Pla
         page.locator("button", has_text="Log out").click()
         page.locator("#token").wait_for()
         page.goto(f"{address}/")
-        assert "/login" in page.url
+        page.wait_for_url(f"{address}/login**")
 
 
 def test_login_leads_nowhere_else(looking: Looking, service: str) -> None:

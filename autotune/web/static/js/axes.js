@@ -1,7 +1,7 @@
 // The frame of every picture: size, axes, grid and a tip. Colours live in the style sheet, so that light and dark need
 // no second drawing.
 
-import { h } from "./dom.js";
+import { focusedIn, h } from "./dom.js";
 import { seconds } from "./format.js";
 
 // Draws again when its width changes; `paint(width)` answers what to show.
@@ -22,14 +22,6 @@ export function responsive(paint, { label, describedBy } = {}) {
   seen.observe(figure);
   figure.redraw = draw;
   return figure;
-}
-
-// What has the focus in a picture, as a selector that finds it in the next drawing.
-function focusedIn(figure) {
-  const active = document.activeElement;
-  if (!active || !figure.contains(active)) return null;
-  for (const key of ["number", "value"]) if (active.dataset[key]) return `[data-${key}="${CSS.escape(active.dataset[key])}"]`;
-  return active.classList.contains("slo-grip") ? ".slo-grip" : null;
 }
 
 export function surface(width, height, title) {

@@ -27,9 +27,28 @@ export function append(element, children) {
   return element;
 }
 
+// What the reader opened stays open and the keyboard stays where it was, where the new content has the same.
 export function replace(element, ...children) {
+  const opened = new Set([...element.querySelectorAll("details[open] > summary")].map((one) => one.textContent));
+  const focused = focusedIn(element);
   element.replaceChildren();
-  return append(element, children);
+  append(element, children);
+  for (const one of element.querySelectorAll("details")) if (opened.has(one.querySelector("summary")?.textContent)) one.open = true;
+  if (focused) {
+    for (const figure of element.querySelectorAll("figure")) figure.redraw?.();  // it would draw only once it has a width
+    element.querySelector(focused)?.focus({ preventScroll: true });
+  }
+  return element;
+}
+
+// What has the focus in an element, as a selector that finds it when the element is drawn anew; null where nothing has.
+export function focusedIn(element) {
+  const active = document.activeElement;
+  if (!active || !element.contains(active)) return null;
+  if (active.id) return `#${CSS.escape(active.id)}`;
+  for (const key of ["number", "kind", "value"]) if (active.dataset[key]) return `[data-${key}="${CSS.escape(active.dataset[key])}"]`;
+  if (active.classList.contains("slo-grip")) return ".slo-grip";
+  return active.tagName === "SUMMARY" ? "details > summary" : null;
 }
 
 export function announce(text) {

@@ -8,8 +8,8 @@ import { KINDS, classesOf, failedKind, kindOf, outline, swatch } from "./kinds.j
 const ORDER = ["dominated", "tied", "unsure", "front", "baseline", "pick"];
 const MOST_WHISKERS = 12;
 
-export function frontChart(study, { open }) {
-  const hidden = new Set();
+// `hidden`: the kinds that the reader hid in the picture that this one replaces.
+export function frontChart(study, { open, hidden = new Set() }) {
   const figure = responsive((width) => drawn(width), { label: `Front of ${study.name}: output tokens per second per GPU against p95 time to first token` });
   const tip = tipFor(figure);
   let current = null;
@@ -101,7 +101,7 @@ export function frontChart(study, { open }) {
 
   drawLegend();
   return {
-    element: h("div", {}, legend, figure, frontTable(study)),
+    element: h("div", {}, legend, figure, frontTable(study)), hidden,
     update() { drawLegend(); figure.redraw(); },
   };
 }

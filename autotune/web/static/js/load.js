@@ -1,6 +1,6 @@
 // How latency rises with load, and how TTFT is spread, of the trials that are chosen.
 
-import { dataTable, h } from "./dom.js";
+import { dataTable, h, replace } from "./dom.js";
 import { logTicks, responsive, surface, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
 import { count, rate, seconds } from "./format.js";
 
@@ -75,7 +75,7 @@ export function loadCurves(study, chosen) {
   }, { label: "Latency against load" });
   const tip = tipFor(figure);
   const holder = h("div");
-  const fill = () => holder.replaceChildren(figure, dataTable([
+  const fill = () => replace(holder, figure, dataTable([
     { head: "trial", right: true, cell: (one) => one.number }, { head: "load", cell: (one) => one.offered }, { head: "requests/s per GPU", right: true, cell: (one) => rate(one.request_rps_per_gpu) },
     { head: "tokens/s per GPU", right: true, cell: (one) => rate(one.output_tok_s_per_gpu) }, { head: "TTFT p50", right: true, cell: (one) => seconds(one.ttft_p50_s) }, { head: "TTFT p95", right: true, cell: (one) => seconds(one.ttft_p95_s) }, { head: "TPOT p50", right: true, cell: (one) => seconds(one.tpot_p50_s) },
   ], rows(), "latency against load"));
@@ -114,7 +114,7 @@ export function spreads(study, chosen) {
     return svg;
   }, { label: "Distribution of TTFT" });
   const holder = h("div");
-  const fill = () => holder.replaceChildren(figure, dataTable([
+  const fill = () => replace(holder, figure, dataTable([
     { head: "trial", right: true, cell: (one) => one }, ...[5, 25, 50, 75, 90, 95, 99].map((percent) => ({ head: `p${percent}`, right: true, cell: (one) => seconds(new Map(found(one)?.quantiles ?? []).get(percent)) })), { head: "requests", right: true, cell: (one) => count(found(one)?.count) },
   ], chosen.numbers, "TTFT of each request"));
   fill();

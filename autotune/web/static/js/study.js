@@ -73,7 +73,7 @@ function assembled(main, study, { open, actions, host }) {
     hero.classList.toggle("bare", !study.front.configs.length);
     replace(holders.head, heading(study, host));
     if (study.front.configs.length) {
-      picture = frontChart(study, { open });
+      picture = frontChart(study, { open, hidden: picture?.hidden });
       replace(holders.front, picture.element);
     } else {
       picture = null;
@@ -99,10 +99,8 @@ function assembled(main, study, { open, actions, host }) {
   });
 
   function updateVerdict() {
-    const focused = holders.verdict.contains(document.activeElement) ? document.activeElement.id : null;
     replace(holders.verdict, verdict(study, { open, actions, host }));
     replace(holders.beneath, beneath(study));
-    if (focused) document.getElementById(focused)?.focus();
   }
 
   drawFront();

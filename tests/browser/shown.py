@@ -1,0 +1,29 @@
+"""What a page shows, waited for: it draws in parts and after its events, so that nothing is looked at only once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import expect
+
+PATIENCE_MS = 15_000
+"""For what is to appear: beside other tests on two cores, a second is soon gone."""
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def ready(page: Any) -> Any:
+    """Waits until every part is drawn."""
+    page.wait_for_selector("#main:not([aria-busy])")
+    expect(page.locator("text=Working it out")).to_have_count(0)
+    return page
+
+
+def expect_pick(page: Any, number: int | None, where: str = "") -> None:
+    """Waits until this trial is recommended, or none is."""
+    title = expect(page.locator(".verdict h2").first, where or None)
+    if number is None:
+        title.not_to_contain_text("Pick: trial")
+    else:
+        title.to_have_text(re.compile(rf"Pick: trial {number}(?!\d)"))

@@ -116,7 +116,9 @@ def control_of(store: Store, study: StudyRecord) -> Control | None:
 
 def _is_control(one: StudyRecord, study: StudyRecord) -> bool:
     same = all(one.identity.get(key) == study.identity.get(key) for key in (*QUESTION, "space"))
-    return one.name != study.name and one.spec.get("sampler") == RANDOM and same
+    # A model of vLLM is no control for a measurement, nor the other way round.
+    alike = same and one.simulated == study.simulated
+    return one.name != study.name and one.spec.get("sampler") == RANDOM and alike
 
 
 def evidence_of(view: StudyView, places: Places, shown: Sequence[int] | None = None) -> dict[str, Any]:

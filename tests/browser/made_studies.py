@@ -56,6 +56,7 @@ def add_study(
     target: int = 24,
     simulated: bool = False,
     state: StudyState = StudyState.FINISHED,
+    sampler: str = "prior",
 ) -> str:
     store.create_or_resume_study(
         StudySpec(
@@ -66,7 +67,7 @@ def add_study(
             clock=ClockKind.VIRTUAL if simulated else ClockKind.WALL,
             target_trials=target,
             identity={"model": model, "workload": "chat", "space": "abc", "node": NODE.name, "vllm_version": "0.32.0"},
-            spec={"workload": "chat", "node": encode(NODE), "slo": slo},
+            spec={"workload": "chat", "node": encode(NODE), "slo": slo, "sampler": sampler},
         )
     )
     store.set_study_state(name, state)
@@ -229,6 +230,18 @@ def usual(store: Store, name: str = "usual", *, slo: str | None = None, simulate
     return name
 
 
+def by_chance(store: Store, name: str = "by-chance") -> str:
+    """Random search of the question that `usual` asks."""
+    add_study(store, name, sampler="random", target=3)
+    for tok_s, ttft_s, values in (
+        (2000, 0.61, {}),
+        (2100, 0.5, {"max-num-seqs": 64}),
+        (1500, 0.9, {"max-num-seqs": 16}),
+    ):
+        add_trial(store, name, measured(tok_s, ttft_s), values)
+    return name
+
+
 def empty(store: Store, name: str = "empty") -> str:
     return add_study(store, name, state=StudyState.RUNNING)
 
@@ -300,7 +313,7 @@ def many(store: Store, trials: int = 1000, name: str = "many") -> str:
 def make_all(path: Path, *, trials: int = 0) -> None:
     """All states in one database; with `trials`, the large one as well."""
     with Store.open(path) as store:
-        for make in (usual, empty, one_trial, all_infeasible, long_names, hostile):
+        for make in (usual, by_chance, empty, one_trial, all_infeasible, long_names, hostile):
             make(store)
         usual(store, "with-slo", slo="ttft_p95<=400ms")
         usual(store, "simulated", simulated=True)

@@ -161,7 +161,7 @@ def test_growth_load_servers_and_failures_are_there(looking: Looking, report: An
     expect(page.locator("figure .series")).to_have_count(1)  # the baseline's ramp
     for part in (
         "412,336",
-        "kv cache too small",
+        "KV cache too small",
         "Lower --max-model-len",
         "hang",
         "NVIDIA H100 80GB HBM3",

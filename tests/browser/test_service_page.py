@@ -44,7 +44,7 @@ def service(own: Places) -> Iterator[str]:
 def test_the_list_leads_to_a_study_and_back(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/"))
     rows = page.locator("ul.rows > li")
-    expect(rows).to_have_count(8)
+    expect(rows).to_have_count(9)
     row = page.locator("ul.rows a[href='/studies/infeasible']")
     expect(page.locator("ul.rows > li", has_text="6 infeasible")).to_contain_text("6 of 6")
     expect(page.locator("[role=progressbar][aria-valuenow='9']")).to_have_count(3)
@@ -219,3 +219,42 @@ def test_the_service_sends_every_file_that_the_page_names() -> None:
         assert f"/static/js/{module.name}" in index or module.name in ("login.js", "report.js")
         for name in re.findall(r'from "\./([^"]+)"', module.read_text(encoding="utf-8")):
             assert (module.parent / name).is_file()
+
+
+OUTSIDE = """dialog => [...dialog.querySelectorAll("input, button, select, h2, h3, p")]
+    .filter(one => !one.closest(".scroll, pre") && one.getBoundingClientRect().right > innerWidth)
+    .map(one => one.outerHTML.slice(0, 120))"""
+"""What a dialog cuts off at the right, but for what scrolls by itself."""
+
+
+@pytest.mark.parametrize("view", ["/studies/usual/trials/4", "/compare?a=usual:0&b=usual:4", "promote"])
+def test_no_dialog_cuts_anything_off_on_a_phone(looking: Looking, service: str, view: str) -> None:
+    page = ready(looking(f"{service}{view if view != 'promote' else '/studies/usual/trials/4'}", viewport=PHONE))
+    if view == "promote":
+        page.locator("dialog[open] button", has_text="Promote …").click()
+        page.locator("dialog pre", has_text="max-num-seqs").first.wait_for()
+    page.locator("dialog[open] h3").first.wait_for()
+    assert page.locator("dialog[open]").evaluate(OUTSIDE) == []
+    assert axe.violations(page) == []
+
+
+def test_growth_is_held_against_random_search_of_the_same_question(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/studies/usual"))
+    expect(page.locator("figure .line-own")).to_have_count(2)
+    expect(page.locator("figure .line-control")).to_have_count(2)  # over launches and over minutes
+    part = page.locator("section", has=page.locator("h2#growth"))
+    expect(part.locator(".legend")).to_contain_text("random search (by-chance)")
+    part.locator("summary").click()
+    expect(part.locator("thead")).to_contain_text("random: hypervolume")
+    page.goto(f"{service}/studies/simulated")
+    ready(page)
+    expect(page.locator("figure .line-own")).to_have_count(2)
+    expect(page.locator("figure .line-control")).to_have_count(0)  # measured, which is no control for a model
+
+
+def test_a_part_with_nothing_to_show_is_one_line_with_its_reason(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/studies/infeasible"))
+    gone = page.locator("section", has=page.locator("h2#absent"))
+    expect(gone).to_contain_text("Without a measured baseline there is nothing to grow from.")
+    expect(page.locator("h2#growth")).to_be_hidden()
+    expect(page.locator("h2#failed")).to_be_visible()

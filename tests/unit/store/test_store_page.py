@@ -22,6 +22,7 @@ def test_the_control_is_the_latest_random_search_of_the_same_question(tmp_path: 
             ("random-2", {"spec": by_chance}),
             ("elsewhere", {"spec": by_chance, "identity": other}),
             ("tpe", {"spec": {"sampler": "tpe"}}),
+            ("on-a-server", {"spec": by_chance, "simulated": False}),
         ):
             store.create_or_resume_study(samples.spec(name, **changes))
             samples.add_trial(store, 0, samples.measured(1000.0, 0.2), study=name)

@@ -6,7 +6,8 @@ import { MISSING, flag, gain, plural, rate, seconds, share } from "./format.js";
 
 export async function openCompare(study, a, b, { closed } = {}) {
   const opened = openDialog([typeof a === "number" ? `Trial ${a} against trial ${b}` : `${a} against ${b}`, study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { onclose: closed });
-  const pickers = chooser(study, a, b, (one, other) => { opened.dialog.close(); openCompare(study, one, other, { closed }); });
+  const inside = (side) => (typeof side === "string" && side.startsWith(`${study.name}:`) ? Number(side.slice(study.name.length + 1)) : side);
+  const pickers = chooser(study, inside(a), inside(b), (one, other) => { opened.dialog.close(); openCompare(study, one, other, { closed }); });
   try {
     const found = await study.source.compare(whole(study, a), whole(study, b));
     opened.fill(pickers, ...(found ? comparison(found) : [h("p.soft", {}, `This pair is not in this file. \`autotune compare ${study.name} ${a} ${b}\` prints it.`)]));
@@ -21,6 +22,7 @@ function whole(study, side) {
 }
 
 function chooser(study, a, b, go) {
+  if (typeof a !== "number" || typeof b !== "number") return null;  // of two studies: the address says which
   const options = (chosen) => study.front.configs.map((one) => h("option", { value: one.number, selected: one.number === chosen }, `${one.number}${one.number === study.front.baseline ? " (baseline)" : one.number === study.pick?.number ? " (pick)" : ""}`));
   const one = h("select", { "aria-label": "A" }, options(a)), other = h("select", { "aria-label": "B" }, options(b));
   return h("section", {}, h("div.buttons", { style: { "align-items": "center" } }, h("span.faint", {}, "A: trial"), one, h("span.faint", {}, "B: trial"), other, h("button", { type: "button", onclick: () => go(Number(one.value), Number(other.value)) }, "Compare")));
@@ -34,7 +36,7 @@ export function comparison(found) {
     h("section", {}, h("h3", {}, `Figures${found.a.simulated || found.b.simulated ? " (simulated)" : ""}`), table([
       { head: "", cell: (row) => row.name }, { head: "A", right: true, cell: (row) => value(row, row.a) }, { head: "B", right: true, cell: (row) => value(row, row.b) }, { head: "B against A", right: true, cell: (row) => (row.ratio === null ? MISSING : gain(row.ratio)) },
       { head: "95 % interval", cell: (row) => interval(row) }, { head: "", cell: (row) => h("span", { class: row.verdict === "better" ? "tag pick" : row.verdict === "worse" ? "tag bad" : "faint" }, row.verdict ?? MISSING, row.launches_needed ? `; about ${plural(row.launches_needed, "launch", "launches")} of each would tell` : "") },
-    ], found.figures, { caption: "Figures of A and B" })),
+    ], found.figures, { caption: "Figures of A and B", stacked: true })),
     h("p.faint", {}, `Launches: A ${found.a.launches.join(", ")}; B ${found.b.launches.join(", ")}. Between launches of one config throughput is taken to vary by ${share(found.noise.throughput_sd, 1)} and TTFT by ${share(found.noise.ttft_sd)} (${found.noise.repeats ? `learnt from ${plural(found.noise.repeats, "repeated launch", "repeated launches")} and an assumption` : "assumed, because nothing was launched twice"}).`),
   ].filter(Boolean);
 }

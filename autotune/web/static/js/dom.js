@@ -92,14 +92,16 @@ export function copyBlock(label, text) {
   return h("div.copy", {}, h("div.row", {}, h("h3", {}, label), copyButton(text)), h("pre", { tabindex: "0", "aria-label": label, role: "region" }, text));
 }
 
-// A table from columns {head, cell(row), right, sort(row)}; rows may be marked.
-export function table(columns, rows, { caption, marked = () => false, label } = {}) {
+// A table from columns {head, cell(row), right, sort(row)}; rows may be marked. `stacked`: on a phone each row is a block;
+// the roles say what it is to readers of the screen even then.
+export function table(columns, rows, { caption, marked = () => false, label, stacked = false } = {}) {
+  const role = (name) => (stacked ? name : null);
   return h("div.scroll", { tabindex: "0", role: "region", "aria-label": label ?? caption ?? "Table" },
-    h("table", {}, caption ? h("caption.unseen", {}, caption) : null,
-      h("thead", {}, h("tr", {}, columns.map((one) => h("th", { scope: "col", class: one.right ? "r" : null }, one.head)))),
-      h("tbody", {}, rows.map((row) => h("tr", { class: marked(row) ? "mark" : null }, columns.map((one, place) => {
+    h("table", { class: stacked ? "stacked" : null, role: role("table") }, caption ? h("caption.unseen", {}, caption) : null,
+      h("thead", { role: role("rowgroup") }, h("tr", { role: role("row") }, columns.map((one) => h("th", { scope: "col", role: role("columnheader"), class: one.right ? "r" : null }, one.head)))),
+      h("tbody", { role: role("rowgroup") }, rows.map((row) => h("tr", { role: role("row"), class: marked(row) ? "mark" : null }, columns.map((one, place) => {
         const cell = one.cell(row);
-        return place === 0 ? h("th", { scope: "row", class: one.right ? "r" : null }, cell) : h("td", { class: one.right ? "r" : null }, cell);
+        return place === 0 ? h("th", { scope: "row", role: role("rowheader"), class: one.right ? "r" : null }, cell) : h("td", { role: role("cell"), class: one.right ? "r" : null, "data-head": stacked && one.head ? one.head : null }, cell);
       }))))));
 }
 

@@ -83,6 +83,12 @@ export function knobWord(values) {
   return entries.map(([, value]) => valueWord(value)).join(", ");
 }
 
+// A reason as it is stored, in words: `kv_cache_too_small` is "KV cache too small".
+const SHORT = { kv: "KV", oom: "OOM", nccl: "NCCL", slo: "SLO", gpu: "GPU", cuda: "CUDA", api: "API", ttft: "TTFT", hf: "HF", shm: "shared memory", numa: "NUMA" };
+export function reasonWords(reason) {
+  return reason.split(/[_ ]/).map((word) => SHORT[word] ?? word).join(" ");
+}
+
 export function plural(number, noun, more = `${noun}s`) {
   return `${whole.format(number)} ${number === 1 ? noun : more}`;
 }
@@ -92,6 +98,8 @@ export function when(iso) {
   const at = new Date(iso);
   return Number.isNaN(at.getTime()) ? iso : `${at.toISOString().slice(0, 16).replace("T", " ")} UTC`;
 }
+
+export const LINKS = { nvlink: "NVLink", pcie: "PCIe", none: "none" };
 
 export const OUTCOMES = {
   measured: "measured", infeasible: "infeasible", faulted: "faulted", abandoned: "abandoned", running: "running", void: "void",

@@ -2,7 +2,7 @@
 
 import { dataTable, flagList, h, announce } from "./dom.js";
 import { logTicks, responsive, surface, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
-import { between, chance, gain, plural, rate, seconds } from "./format.js";
+import { between, chance, gain, plural, rate, reasonWords, seconds } from "./format.js";
 import { KINDS, classesOf, failedKind, kindOf, outline, swatch } from "./kinds.js";
 
 const ORDER = ["dominated", "tied", "unsure", "front", "baseline", "pick"];
@@ -191,11 +191,12 @@ function strip(study, box, svg, hidden) {
   if (!box.failed.length) return [];
   const from = box.left + (box.narrow ? 0 : 118);
   const step = Math.min(20, (box.right - from - 8) / Math.max(1, box.failed.length));
+  const small = Math.min(1, Math.max(0.45, step / 11));
   svg.append(h("text.strip-label", { x: box.narrow ? box.left : box.left, y: box.stripY + (box.narrow ? -6 : 4), "aria-hidden": "true" }, "no full figures"));
   return box.failed.map((trial, place) => {
     const kind = failedKind(trial), x = from + 8 + place * step, y = box.stripY + (box.narrow ? 14 : 0);
-    const node = h("g", { class: classesOf(kind), role: "button", "data-number": trial.number, "aria-label": `Trial ${trial.number}, ${KINDS[kind].word}${trial.reason ? `: ${trial.reason}` : ""}` },
-      h("g", { transform: `translate(${x},${y})` }, h("circle.ring", { r: 10 }), h("path.shape", { d: outline(kind) })));
+    const node = h("g", { class: classesOf(kind), role: "button", "data-number": trial.number, "aria-label": `Trial ${trial.number}, ${KINDS[kind].word}${trial.reason ? `: ${reasonWords(trial.reason)}` : ""}` },
+      h("g", { transform: `translate(${x},${y}) scale(${small})` }, h("circle.ring", { r: 10 }), h("path.shape", { d: outline(kind) })));
     if (hidden.has(kind)) node.classList.add("off");
     svg.append(node);
     return { node, x, y, number: trial.number, shown: !hidden.has(kind), content: () => failedTip(trial) };
@@ -315,7 +316,7 @@ function configTip(study, config, kind) {
 
 function failedTip(trial, bound) {
   return [
-    h("p", {}, h("b", {}, `Trial ${trial.number}`), ` ${KINDS[failedKind(trial)].word}${trial.reason ? `: ${trial.reason}` : ""}${bound ? ` · ${bound}` : ""}`),
+    h("p", {}, h("b", {}, `Trial ${trial.number}`), ` ${KINDS[failedKind(trial)].word}${trial.reason ? `: ${reasonWords(trial.reason)}` : ""}${bound ? ` · ${bound}` : ""}`),
     flagList(Object.entries(trial.flags).map(([name, value]) => `${name}=${value}`)),
   ];
 }

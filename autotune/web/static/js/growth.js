@@ -2,26 +2,32 @@
 
 import { dataTable, h } from "./dom.js";
 import { responsive, surface, tipFor, watermark, xAxis, yAxis } from "./axes.js";
-import { seconds } from "./format.js";
+import { MISSING, count, seconds } from "./format.js";
 
 export function growthCharts(study) {
   const growth = study.front.growth;
   if (growth.steps.length < 2) return null;
   const own = growth.steps, control = growth.control?.steps ?? [];
+  const unit = Math.max(own.at(-1)[2], control.at(-1)?.[2] ?? 0) > 10 * 3600 ? { name: "hours", s: 3600 } : { name: "minutes", s: 60 };
   const key = control.length
-    ? h("p.soft", {}, h("span.key", {}, `Solid: this study. Dashed: random search (${growth.control.name}), under the same reference.`))
+    ? h("ul.legend", { style: { "margin-top": ".6rem" } }, h("li", {}, h("span.key", {}, lineKey("line-own"), "this study")), h("li", {}, h("span.key", {}, lineKey("line-control"), `random search (${growth.control.name}), under the same reference`)))
     : h("p.faint", { style: { "font-size": ".85rem", "margin-top": ".6rem" } }, "There is no random search of the same question here to hold it against; ", h("code", {}, "autotune study … --sampler random"), " makes one.");
   return h("div", {},
     h("div.two", {},
-      chart(study, own, control, (step, place) => place + 1, "launches", String, Number.isInteger),
-      chart(study, own, control, (step) => step[2] / 60, "minutes of launches", (value) => (value < 10 ? String(Number(value.toPrecision(2))) : String(Math.round(value))))),
+      chart(study, own, control, (step, place) => place + 1, "launches", count, Number.isInteger),
+      chart(study, own, control, (step) => step[2] / unit.s, `${unit.name} of launches`, (value) => (value < 10 ? String(Number(value.toPrecision(2))) : count(value)))),
     key,
     dataTable([
       { head: "launch", right: true, cell: ([, place]) => place + 1 },
-      { head: "trial", right: true, cell: ([step]) => step[0] },
-      { head: "hypervolume", right: true, cell: ([step]) => step[1].toFixed(3) },
-      { head: "time so far", right: true, cell: ([step]) => seconds(step[2]) },
-    ], own.map((step, place) => [step, place]), "growth of the front"));
+      { head: "trial", right: true, cell: ([step]) => step?.[0] ?? MISSING },
+      { head: "hypervolume", right: true, cell: ([step]) => step?.[1].toFixed(3) ?? MISSING },
+      { head: "time so far", right: true, cell: ([step]) => seconds(step?.[2]) },
+      ...(control.length ? [{ head: "random: hypervolume", right: true, cell: ([, place]) => control[place]?.[1].toFixed(3) ?? MISSING }, { head: "random: time so far", right: true, cell: ([, place]) => seconds(control[place]?.[2]) }] : []),
+    ], Array.from({ length: Math.max(own.length, control.length) }, (_, place) => [own[place], place]), "growth of the front"));
+}
+
+function lineKey(name) {
+  return h("svg", { viewBox: "-9 -9 18 18", "aria-hidden": "true" }, h("path", { class: name, d: "M-9,0H9" }));
 }
 
 function chart(study, own, control, along, unit, format, shown = () => true) {

@@ -9,11 +9,17 @@ const MEANING = {
   expected: "expected: the model alone says so", "within noise": "within noise: no difference that anybody would see", "not known yet": "not known yet: both better and worse are possible",
 };
 
-export function knobsPart(learned, { simulated, running = false }) {
-  if (!learned && running) return h("p.soft", {}, "Worked out when the study ends; ", h("code", {}, "autotune explain"), " says it at any time.");
-  if (!learned || learned.failed) return h("p.soft", {}, learned?.failed ? `This cannot be told: ${learned.failed}` : "Not worked out yet.");
-  const rows = learned.changes.filter((one) => one.throughput || one.refused || one.failure);
-  if (!rows.length) return h("p.soft", {}, "Too few trials were measured to say what a flag does.");
+const told = (learned) => learned.changes.filter((one) => one.throughput || one.refused || one.failure);
+
+// Why nothing can be said of flags; null where something can.
+export function untold(learned, running) {
+  if (!learned) return running ? ["Worked out when the study ends; ", h("code", {}, "autotune explain"), " says it at any time."] : "Not worked out yet.";
+  if (learned.failed) return `This cannot be told: ${learned.failed}.`;
+  return told(learned).length ? null : "Too few trials were measured to say what a flag does.";
+}
+
+export function knobsPart(learned, { simulated }) {
+  const rows = told(learned);
   const shown = rows.filter((one) => one.throughput && !one.same_server);
   const left = rows.filter((one) => !one.throughput && (one.refused || one.failure));
   return h("div", {},
@@ -43,7 +49,7 @@ function forest(rows, objective, simulated) {
       const bounds = [...known, ...rows.map((row) => row[column.key].ratio)].map((one) => Math.max(one, 1 / one));
       const reach = Math.min(4, Math.max(1.12, ...bounds) * 1.12);
       const scale = d3.scaleLog([1 / reach, reach], plots[place]).clamp(true);
-      const ticks = percents(reach, (plots[place][1] - plots[place][0]) / 46);
+      const ticks = percents(scale);
       svg.append(
         h("text", { class: "strong", x: plots[place][0], y: 12 }, column.title),
         h("text", { x: plots[place][1], y: 12, "text-anchor": "end" }, column.better > 0 ? "more is better →" : "← less is better"),
@@ -60,13 +66,16 @@ function forest(rows, objective, simulated) {
   return figure;
 }
 
-// Round percents on both sides of none, as many as have room.
-function percents(reach, most) {
-  const logs = [0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1, 2];
-  const fitting = logs.filter((one) => 1 + one < reach && Math.log(1 + one) / Math.log(reach) > 0.3);
-  const above = fitting.filter((_, place) => (fitting.length - 1 - place) % Math.max(1, Math.ceil((2 * fitting.length) / Math.max(2, most - 1))) === 0);
-  const below = above.map((one) => (one >= 1 ? -0.5 : one >= 0.5 ? -0.3 : -one)).filter((one) => 1 / (1 + one) < reach);
-  return [...new Set([...below, 0, ...above])].sort((a, b) => a - b).map((one) => 1 + one);
+// Round percents on both sides of none: the widest apart first, and none where its words would meet another's.
+function percents(scale) {
+  const [low, high] = scale.domain();
+  const told = [1];
+  for (const one of [1, 0.5, 2, 0.2, 0.1, 0.05, 0.02]) {
+    for (const tick of [1 + one, one >= 1 ? 1 / (1 + one) : 1 - one]) {
+      if (tick > low && tick < high && told.every((other) => Math.abs(scale(other) - scale(tick)) > 48)) told.push(tick);
+    }
+  }
+  return told.sort((p, q) => p - q);
 }
 
 function name(row, before, right, y, narrow) {

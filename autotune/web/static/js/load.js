@@ -88,7 +88,7 @@ export function spreads(study, chosen) {
   const found = (number) => study.evidence.spreads[String(number)];
   const figure = responsive((width) => {
     const shown = chosen.numbers.filter(found);
-    if (!shown.length) return h("p.soft", {}, "The request records of these trials are gone or were never kept (`autotune gc`), so there is no distribution.");
+    if (!shown.length) return h("p.soft", {}, "The request records of these trials are gone or were never kept (", h("code", {}, "autotune gc"), "), so there is no distribution.");
     const left = 12, right = width - 12, top = 12, row = 74;
     const bottom = top + shown.length * row;
     const edges = shown.flatMap((number) => found(number).bins.map(([place]) => place));

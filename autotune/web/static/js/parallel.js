@@ -1,15 +1,21 @@
 // Every config as a line over its flags and figures; a click on a value keeps only the lines that have it.
 
 import { h, announce } from "./dom.js";
-import { responsive, surface, tickSeconds, tipFor, watermark } from "./axes.js";
+import { logTicks, responsive, surface, tickSeconds, tipFor, watermark } from "./axes.js";
 import { plural, rate, seconds, valueWord } from "./format.js";
 import { KINDS, failedKind, kindOf } from "./kinds.js";
 
 const ORDER = ["infeasible", "faulted", "void", "abandoned", "running", "dominated", "tied", "unsure", "front", "baseline", "pick"];
 
+// Why there are no lines to draw; null where there are.
+export function tooFew(study) {
+  const parameters = study.front.parameters;
+  if (!parameters.length) return study.front.trials.length ? "Only one config was launched so far." : "No config was launched yet.";
+  return parameters.length === 1 && !study.front.configs.length ? `All configs differ in ${parameters[0].name} alone, and none has figures.` : null;
+}
+
 export function parallelPart(study, { open }) {
   const parameters = study.front.parameters;
-  if (!parameters.length) return h("p.soft", {}, "Only one config was launched so far.");
   const chosen = new Map();
   const said = h("p.soft", { role: "status" });
   const figure = responsive((width) => drawn(width), { label: "Flags and figures of every config" });
@@ -51,7 +57,7 @@ export function parallelPart(study, { open }) {
       return { node, trial, config, kind, points, keeps };
     });
     for (const one of spots) svg.append(axisOf(one, places(`p:${one.name}`), top, bottom));
-    if (configs.length) svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, ttft.ticks(4), tickSeconds, top, bottom), scaleOf("tokens/s per GPU", places("rate"), flow, flow.ticks(5), rate, top, bottom, true));
+    if (configs.length) svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, apart(ttft, logTicks(...ttft.domain(), 6)), tickSeconds, top, bottom), scaleOf("tokens/s per GPU", places("rate"), flow, apart(flow, flow.ticks(5)), rate, top, bottom, true));
     hovering(svg, nodes);
     const kept = nodes.filter((one) => one.keeps);
     said.textContent = chosen.size ? `${plural(kept.length, "config")} with ${[...chosen].map(([name, key]) => `${name} ${valueWord(JSON.parse(key))}`).join(" and ")}: ${kept.filter((one) => one.config).length} with figures${kept.some((one) => one.config) ? `, best ${rate(d3.max(kept, (one) => one.config?.output_tok_s_per_gpu))} tokens/s per GPU and ${seconds(d3.min(kept, (one) => one.config?.ttft_p95_s))}` : ""}.` : "Choose a value on an axis to see only the configs that have it.";
@@ -60,9 +66,13 @@ export function parallelPart(study, { open }) {
 
   function axisOf(one, x, top, bottom) {
     const lines_ = split(one.name);
+    // Of a flag with more values than have room only some are named; all are in the lines.
+    const each = Math.ceil(one.values.length / ((bottom - top) / 19));
     return h("g", {}, h("line.domain", { x1: x, x2: x, y1: top, y2: bottom }),
       lines_.map((line, place) => h("text", { class: "axis", x, y: 16 + place * 14, "text-anchor": "middle" }, line)),
       one.values.map((value, place) => {
+        if (place % each && place !== one.values.length - 1) return null;
+        if (each > 1 && place !== one.values.length - 1 && one.at(one.keys[place]) - one.at(one.keys.at(-1)) < 19) return null;
         const key = one.keys[place], y = one.at(key), word = cut(valueWord(value)), wide = Math.max(26, word.length * 7 + 10);
         const pressed = chosen.get(one.name) === key;
         const toggle = () => { if (pressed) chosen.delete(one.name); else chosen.set(one.name, key); figure.redraw(); announce(said.textContent); figure.querySelector(`[data-value="${CSS.escape(`${one.name}=${key}`)}"]`)?.focus({ preventScroll: true }); };
@@ -110,6 +120,13 @@ function split(name) {
 }
 
 function cut(text, most = 12) { return text.length > most ? `${text.slice(0, most - 1)}…` : text; }
+
+// Ticks whose words do not meet.
+function apart(scale, ticks) {
+  const told = [];
+  for (const tick of ticks) if (!told.length || Math.abs(scale(tick) - scale(told.at(-1))) >= 16) told.push(tick);
+  return told;
+}
 
 function scaleOf(title, x, scale, ticks, format, top, bottom, right = false) {
   return h("g", { "aria-hidden": "true" }, h("line.domain", { x1: x, x2: x, y1: top, y2: bottom }),

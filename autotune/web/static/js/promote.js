@@ -38,7 +38,7 @@ export async function promoteDialog(study, number, live) {
       h("fieldset", { class: "wide plain" }, h("legend", {}, "Rendered for"), h("div.buttons", {}, targets.map((one) => h("label.check", { for: `target-${one.target}` }, one.box, one.target)))),
       study.simulated ? h("label.check", { class: "wide", for: "promote-simulated" }, simulated, "Although no server produced these figures (recorded loudly in every file)") : null,
       h("label.check", { class: "wide", for: "promote-skip" }, skip, "Without the gate (recorded loudly in the history)"))),
-    preview, outcome, h("section", {}, h("div.buttons", {}, button)));
+    preview, outcome, h("div.acts", {}, h("div.buttons", {}, button)));
   show();
 
   function entry(id, label, control) { return h("div.field", {}, h("label", { for: id }, label), control); }

@@ -11,9 +11,11 @@ async function startReport() {
   const source = new EmbeddedSource(data);
   document.getElementById("top").append(h("span.name", {}, "autotune report"), h("nav", { "aria-label": "Parts of the page" }, [["front", "main"], ["growth", "growth"], ["flags", "knobs"], ["configs", "configs"], ["load", "curves"], ["servers", "servers"], ["failures", "failed"], ["launches", "launches"]].map(([word, id]) => h("a", { href: `#${id}` }, word))), themeButton());
   const main = document.getElementById("main");
-  await studyPage(main, data.study, source, {
+  const page = await studyPage(main, data.study, source, {
     footer: () => [h("span", {}, `autotune ${data.version}, report written ${data.written_at}`), h("span", {}, "This file is complete: it loads nothing from anywhere.")],
   });
+  await page.parts;
+  for (const link of document.querySelectorAll("#top nav a")) link.hidden = document.getElementById(link.hash.slice(1))?.closest("[hidden]") !== null;
   const promoted = await source.promotions();
   if (promoted.length) main.querySelector("footer").before(promotionRecords(promoted));
 }

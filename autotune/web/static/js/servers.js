@@ -1,7 +1,7 @@
 // The node, what each server said of itself, what held it back, and what failed.
 
 import { h, table } from "./dom.js";
-import { bytes, count, plural, seconds, share } from "./format.js";
+import { LINKS, bytes, count, plural, reasonWords, seconds, share } from "./format.js";
 
 const LIMITS = {
   kv_memory: "KV memory", sequence_cap: "sequence cap", prefill: "prefill", decode: "decode", communication: "communication between GPUs", prefix_missed: "prefix cache missed",
@@ -16,7 +16,7 @@ export function nodePart(study) {
   return h("dl.pairs", {}, [
     ["Node", `${node.name}${node.simulated ? " (simulated)" : ""}`],
     ["GPUs", kinds.length ? kinds.map(([name, number]) => `${number} × ${name}`).join("; ") : "none"],
-    ["Link", node.gpus.length > 1 ? `${node.link}${node.worst_path ? `, farthest pair ${node.worst_path}` : ""}` : null],
+    ["Link", node.gpus.length > 1 ? `${LINKS[node.link] ?? node.link}${node.worst_path ? `, farthest pair ${node.worst_path}` : ""}` : null],
     ["NUMA nodes", node.numa_nodes], ["/dev/shm", node.shm_bytes === null ? null : bytes(node.shm_bytes)], ["Driver", node.driver], ["vLLM", facts.vllm_version], ["Load of every config", facts.load],
   ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
 }
@@ -34,7 +34,7 @@ export function verdicts(study) {
 
 export function serversTable(study, { open }) {
   const servers = study.evidence.servers;
-  if (!servers.length) return h("p.soft", {}, "No server was measured yet.");
+  if (!servers.length) return null;
   const most = d3.max(servers, (one) => one.kv_cache_tokens ?? 0);
   const columns = [
     { head: "trial", right: true, sort: (one) => one.number, cell: (one) => h("button.link", { type: "button", onclick: () => open(one.number), "aria-label": `Open trial ${one.number}` }, one.number) },
@@ -47,14 +47,14 @@ export function serversTable(study, { open }) {
     { head: "start-up", right: true, sort: (one) => one.startup_s ?? -1, cell: (one) => seconds(one.startup_s) },
     { head: "held back by", sort: (one) => one.limit ?? "", cell: (one) => (one.limit ? LIMITS[one.limit] ?? one.limit : "–") },
   ];
-  return sortable(columns, servers, { caption: "What each server said of itself", most: 10, marked: (one) => one.number === study.pick?.number });
+  return [h("h3", { style: { margin: "2rem 0 .8rem" } }, "What each server said of itself"),
+    sortable(columns, servers, { caption: "What each server said of itself", most: 10, marked: (one) => one.number === study.pick?.number })];
 }
 
 export function failuresPart(study, { open }) {
   const failures = study.evidence.failures;
-  if (!failures.length) return h("p.soft", {}, "Nothing failed, and nothing was abandoned.");
   return h("div.cards", {}, failures.map((one) => h("article.card", {},
-    h("h3", {}, h("span.tag", { class: one.outcome === "infeasible" || one.outcome === "faulted" ? "bad" : null }, one.outcome), ` ${one.kind.replaceAll("_", " ")}`),
+    h("h3", {}, h("span.tag", { class: one.outcome === "infeasible" || one.outcome === "faulted" ? "bad" : null }, one.outcome), reasonWords(one.kind)),
     h("p.soft", {}, plural(one.trials.length, "trial"), ": ", one.trials.slice(0, 8).map((number, place) => [place ? ", " : "", h("button.link", { type: "button", onclick: () => open(number), "aria-label": `Open trial ${number}` }, number)]), one.trials.length > 8 ? ` and ${one.trials.length - 8} more` : "", one.saved_s ? `; saved about ${seconds(one.saved_s)}` : ""),
     one.outcome === "abandoned" ? h("p.soft", {}, one.kind === "dominated" ? "Ended early: another config was shown to be better in both figures." : one.kind === "saturated" ? "Ended early: requests came faster than they were served." : "Ended early.") : null,
     one.line ? h("pre", { tabindex: "0", role: "region", "aria-label": "Line of the log" }, one.line) : null,
@@ -73,7 +73,7 @@ export function sortable(columns, rows, { caption, most = 50, marked = () => fal
       head.setAttribute("aria-sort", by === place ? (down ? "descending" : "ascending") : "none");
       head.replaceChildren(h("button", { type: "button", onclick: () => { down = by === place ? !down : typeof columns[place].sort(rows[0]) === "number" && place > 0; by = place; draw(place); } }, columns[place].head, by === place ? (down ? " ↓" : " ↑") : ""));
     });
-    holder.replaceChildren(element, ...(ordered.length > shown ? [h("p", { style: { "margin-top": ".8rem" } }, h("button", { type: "button", onclick: () => { shown += 200; draw(); } }, `Show more (${ordered.length - shown} left)`))] : []));
+    holder.replaceChildren(element, ...(ordered.length > shown ? [h("p", { style: { "margin-top": ".8rem" } }, h("button", { type: "button", onclick: () => { shown += 200; draw(); } }, `Show more (${count(ordered.length - shown)} left)`))] : []));
     if (focus !== undefined) holder.querySelectorAll("thead button")[focus]?.focus();
   };
   draw();

@@ -1,7 +1,7 @@
 // The list of studies, live.
 
 import { h, replace } from "./dom.js";
-import { plural, seconds } from "./format.js";
+import { count, plural, seconds } from "./format.js";
 import { gathered } from "./live.js";
 import { request } from "./source.js";
 
@@ -45,5 +45,5 @@ function studyRow(row) {
   return h("li", {}, h("a.row-link", { href: `/studies/${encodeURIComponent(row.name)}` },
     h("span.row-name", {}, row.name, " ", h("span.tag", { class: tone }, row.state), row.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null),
     h("span.row-what", {}, `${row.model} · ${row.workload || "–"} · ${row.engine}`),
-    h("span.row-how", {}, progress(row.done, row.wanted), h("span.num", {}, `${row.done} of ${row.wanted ?? "–"}`), h("span.faint", {}, [plural(row.measured, "measured", "measured"), row.infeasible ? `${row.infeasible} infeasible` : null, doing].filter(Boolean).join(" · ")))));
+    h("span.row-how", {}, progress(row.done, row.wanted), h("span.num", {}, `${count(row.done)} of ${count(row.wanted)}`), h("span.faint", {}, [plural(row.measured, "measured", "measured"), row.infeasible ? `${count(row.infeasible)} infeasible` : null, doing].filter(Boolean).join(" · ")))));
 }

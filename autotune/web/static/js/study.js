@@ -2,13 +2,13 @@
 
 import { copyBlock, h, replace } from "./dom.js";
 import { problemBox } from "./dialog.js";
-import { gain, plural, rate, seconds, when } from "./format.js";
+import { count, gain, plural, rate, reasonWords, seconds, when } from "./format.js";
 import { frontChart, rounded } from "./front.js";
 import { growthCharts } from "./growth.js";
-import { knobsPart } from "./knobs.js";
+import { knobsPart, untold } from "./knobs.js";
 import { Chosen, chooser, loadCurves, spreads } from "./load.js";
 import { Study } from "./model.js";
-import { parallelPart } from "./parallel.js";
+import { parallelPart, tooFew } from "./parallel.js";
 import { failuresPart, nodePart, serversTable, verdicts } from "./servers.js";
 import { trialsTable } from "./trials.js";
 import { openTrial } from "./trial.js";
@@ -50,7 +50,22 @@ function assembled(main, study, { open, actions, host }) {
   const facts = study.front.study;
   const holders = Object.fromEntries(["head", "front", "verdict", "growth", "knobs", "parallel", "load", "spread", "chooser", "node", "verdicts", "servers", "failures", "trials"].map((key) => [key, h("div")]));
   holders.beneath = h("div.beneath");
-  const section = (id, title, lead, ...content) => h("section.part", { "aria-labelledby": id }, h("header", {}, h("h2", { id }, title), lead ? h("p", {}, lead) : null), ...content);
+  const sections = new Map();
+  const section = (id, title, lead, ...content) => {
+    const element = h("section.part", { "aria-labelledby": id }, h("header", {}, h("h2", { id }, title), lead ? h("p", {}, lead) : null), ...content);
+    sections.set(id, { element, title, why: null });
+    return element;
+  };
+  const absent = h("section.part", { "aria-labelledby": "absent", hidden: true });
+  // A part that has nothing to show is one line at the end, with the reason; null shows it again.
+  function lacking(id, why) {
+    const own = sections.get(id);
+    own.why = why;
+    own.element.hidden = why !== null;
+    const gone = [...sections.values()].filter((one) => one.why !== null);
+    absent.hidden = !gone.length;
+    replace(absent, h("header", {}, h("h2", { id: "absent" }, "Not shown")), h("dl.pairs", {}, gone.map((one) => [h("dt", {}, one.title), h("dd", {}, one.why)])));
+  }
   const hero = h("section.hero", { "aria-label": "Front and pick" }, holders.front, holders.verdict, holders.beneath);
   document.title = `${study.name} – autotune`;
   replace(main, holders.head,
@@ -60,10 +75,10 @@ function assembled(main, study, { open, actions, host }) {
     section("knobs", "What each flag does", "One change of the baseline at a time, with 95 % intervals. Filled marks were launched just so; hollow ones are inferred from other launches or expected by the model.", holders.knobs),
     section("configs", "Every config", "Each line is one config: its flags from left to right, then its figures.", holders.parallel),
     section("curves", "Under load", "How p95 TTFT rises with the requests served, and how the TTFT of single requests is spread at the study's fixed rate. Squares are closed loops, circles open ones.", holders.chooser, h("div.two", {}, h("div", {}, h("h3", {}, "Latency against load"), holders.load), h("div", {}, h("h3", {}, "TTFT of each request"), holders.spread))),
-    section("servers", "Node and servers", null, h("div.two", {}, holders.node, h("div")), holders.verdicts, h("h3", { style: { margin: "2rem 0 .8rem" } }, "What each server said of itself"), holders.servers),
+    section("servers", "Node and servers", null, h("div.two", {}, holders.node, h("div")), holders.verdicts, holders.servers),
     section("failed", "What failed, and what to turn", null, holders.failures),
     section("launches", "Every launch", "Each with its own figures; front and pick are decided by the means of all launches of a config.", holders.trials),
-    footer(study, host));
+    absent, footer(study, host));
   main.removeAttribute("aria-busy");
   const waiting = (holder) => replace(holder, h("p.faint", {}, "Working it out …"));
   [holders.knobs, holders.load, holders.spread, holders.node, holders.servers, holders.failures].forEach(waiting);
@@ -84,10 +99,14 @@ function assembled(main, study, { open, actions, host }) {
   }
 
   function later() {
-    replace(holders.growth, growthCharts(study) ?? h("p.soft", {}, study.front.growth.steps.length ? "One launch so far: the front is the baseline alone." : "Before the baseline is measured there is nothing to grow from."));
-    coordinates = parallelPart(study, { open });
-    replace(holders.parallel, coordinates.element ?? coordinates);
-    replace(holders.trials, study.front.trials.length ? trialsTable(study, { open }) : h("p.soft", {}, "No trial was launched yet."));
+    replace(holders.growth, growthCharts(study));
+    lacking("growth", study.front.growth.steps.length > 1 ? null : study.front.growth.steps.length ? "One launch so far: the front is the baseline alone." : "Without a measured baseline there is nothing to grow from.");
+    const alike = tooFew(study);
+    coordinates = alike ? null : parallelPart(study, { open });
+    replace(holders.parallel, coordinates?.element);
+    lacking("configs", alike);
+    replace(holders.trials, trialsTable(study, { open }));
+    lacking("launches", study.front.trials.length ? null : "No trial was launched yet.");
   }
 
   study.listeners.add(() => {
@@ -95,7 +114,7 @@ function assembled(main, study, { open, actions, host }) {
     updateVerdict();
     host.limit?.(study.limit_s);
     clearTimeout(study.settling);
-    study.settling = setTimeout(() => { coordinates?.update?.(); replace(holders.trials, trialsTable(study, { open })); }, 250);
+    study.settling = setTimeout(() => { coordinates?.update(); replace(holders.trials, trialsTable(study, { open })); }, 250);
   });
 
   function updateVerdict() {
@@ -112,7 +131,7 @@ function assembled(main, study, { open, actions, host }) {
       if (problem) return;
       picture?.update();
       updateVerdict();
-      coordinates?.update?.();
+      coordinates?.update();
     },
     evident(problem) {
       const parts = [holders.load, holders.spread, holders.node, holders.servers, holders.failures];
@@ -126,21 +145,27 @@ function assembled(main, study, { open, actions, host }) {
       replace(holders.verdicts, verdicts(study));
       replace(holders.servers, serversTable(study, { open }));
       replace(holders.failures, failuresPart(study, { open }));
+      lacking("curves", chosen.all.length ? null : "No load level with figures was measured.");
+      lacking("failed", study.evidence.failures.length ? null : "Nothing failed, and nothing was abandoned.");
     },
-    learnt(problem) { replace(holders.knobs, problem ? problemBox(problem) : knobsPart(study.learned, { simulated: study.simulated, running: study.front.study.state === "running" })); },
+    learnt(problem) {
+      const why = problem ? null : untold(study.learned, study.front.study.state === "running");
+      replace(holders.knobs, problem ? problemBox(problem) : why ? null : knobsPart(study.learned, { simulated: study.simulated }));
+      lacking("knobs", why);
+    },
   };
 }
 
 function heading(study, host) {
   const facts = study.front.study;
-  const counts = Object.entries(facts.counts).filter(([, number]) => number).map(([outcome, number]) => `${number} ${outcome}`);
+  const counts = Object.entries(facts.counts).filter(([, number]) => number).map(([outcome, number]) => `${count(number)} ${outcome}`);
   if (facts.running) counts.push(`${facts.running} running`);
   const pair = (name, value) => (value ? h("span", {}, h("b", {}, name), value) : null);
   return h("div.head", {},
     host.crumb ? h("p.crumb", {}, host.crumb) : null,
     h("div.line", {}, h("h1", {}, study.name), h("span.tag", { class: facts.state === "running" ? "running" : null }, facts.state), facts.simulated ? h("span.tag.sim", {}, "SIMULATED") : null),
     h("div.facts", {}, pair("model", facts.model), pair("workload", facts.workload), pair("node", facts.node), pair("engine", facts.engine), pair("vLLM", facts.vllm_version)),
-    h("div.facts", {}, pair("trials", `${facts.counted} of ${facts.target}${counts.length ? ` (${counts.join(", ")})` : ""}`), pair("sampler", facts.sampler), pair("SLO", study.front.slo.text), pair("begun", when(facts.created_at))),
+    h("div.facts", {}, pair("trials", `${count(facts.counted)} of ${count(facts.target)}${counts.length ? ` (${counts.join(", ")})` : ""}`), pair("sampler", facts.sampler), pair("SLO", study.front.slo.text), pair("begun", when(facts.created_at))),
     host.buttons ? h("div.buttons", {}, host.buttons(study)) : null);
 }
 
@@ -149,7 +174,7 @@ function emptyFront(study, open) {
   const failed = trials.filter((one) => one.outcome !== "running");
   if (!trials.length) return h("div.empty", {}, h("b", {}, "No trial was launched yet"), h("p", {}, "The baseline comes first: vLLM's own defaults, to have something to hold the rest against."));
   if (!failed.length) return h("div.empty", {}, h("b", {}, "The first trial runs"), h("p", {}, "As soon as it is measured, the front begins here."));
-  const words = d3.rollups(failed, (found) => found.length, (one) => one.reason ?? one.outcome).map(([reason, number]) => `${number} × ${reason.replaceAll("_", " ")}`);
+  const words = d3.rollups(failed, (found) => found.length, (one) => one.reason ?? one.outcome).map(([reason, number]) => `${count(number)} × ${reasonWords(reason)}`);
   return h("div.empty", {}, h("b", {}, "No trial could be measured"), h("p", {}, words.join(", ")), h("p", {}, "What failed and what to turn stands below."), h("div.buttons", {}, h("button", { type: "button", onclick: () => open(failed[0].number) }, `Open trial ${failed[0].number}`)));
 }
 
@@ -170,9 +195,9 @@ function verdict(study, { open, actions, host }) {
     h("div.big", {}, h("b", {}, rate(config?.output_tok_s_per_gpu), h("span.unit", {}, "tok/s per GPU")), h("span", {}, against(config, base, ratio(config, "output_tok_s_per_gpu"), expected?.expected_throughput_gain_interval))),
     h("div.big", {}, h("b", {}, seconds(config?.ttft_p95_s), h("span.unit", {}, "p95 TTFT")), h("span", {}, against(config, base, ratio(config, "ttft_p95_s"), expected?.expected_ttft_gain_interval)))));
   parts.push(
-    h("div.buttons", {}, h("button", { type: "button", onclick: () => open(pick.number) }, "Evidence"),
-      base && pick.number !== study.front.baseline ? h("button", { type: "button", onclick: () => actions.compare(study.front.baseline, pick.number) }, "Compare with baseline") : null,
-      actions.promote ? h("button", { type: "button", class: "primary", onclick: () => actions.promote(pick.number) }, "Promote …") : null),
+    h("div.buttons", {}, actions.promote ? h("button", { type: "button", class: "primary", onclick: () => actions.promote(pick.number) }, "Promote …") : null,
+      h("button", { type: "button", onclick: () => open(pick.number) }, "Evidence"),
+      base && pick.number !== study.front.baseline ? h("button", { type: "button", onclick: () => actions.compare(study.front.baseline, pick.number) }, "Compare with baseline") : null),
     h("p.why", {}, reason(study, pick)),
     study.front.running_lines.length ? h("p.why", {}, study.front.running_lines.join(" ")) : null,
 );

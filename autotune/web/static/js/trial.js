@@ -2,7 +2,7 @@
 
 import { copyBlock, flagList, h, table } from "./dom.js";
 import { openDialog, problemBox } from "./dialog.js";
-import { between, bytes, chance, count, flagWords, gain, rate, seconds, share } from "./format.js";
+import { between, bytes, chance, count, flagWords, gain, rate, reasonWords, seconds, share } from "./format.js";
 import { KINDS, failedKind, kindOf, swatch } from "./kinds.js";
 
 export async function openTrial(study, number, actions) {
@@ -62,7 +62,7 @@ function facts(study, told, config) {
   const standing = config ? study.standing(config.number) : null;
   const rows = [
     ["Why it was launched", `${told.launched_as}: ${told.why}`],
-    ["Outcome", `${told.outcome}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`],
+    ["Outcome", `${told.outcome}${told.reason ? `: ${reasonWords(told.reason)}` : ""}`],
     told.repeat_of === null ? null : ["Repeats", `trial ${told.repeat_of}`],
     told.early ? ["Ended early", `shown to be worse than trial ${told.early.rival} with ${chance(told.early.confidence)} confidence: p95 TTFT above ${seconds(told.early.ttft_s)}, after ${count(told.early.requests)} of ${count(told.early.planned)} requests`] : null,
     ["GPUs", told.gpus],
@@ -91,7 +91,7 @@ function sections(study, told, config) {
 function failure(told) {
   const found = told.failure;
   if (!found) return null;
-  return section("What went wrong", h("p", {}, h("b", {}, found.class.replaceAll("_", " ")), found.exit_status === null ? "" : `, exit status ${found.exit_status}`),
+  return section("What went wrong", h("p", {}, h("b", {}, reasonWords(found.class)), found.exit_status === null ? "" : `, exit status ${found.exit_status}`),
     found.line ? h("pre", { tabindex: "0", role: "region", "aria-label": "Line of the log" }, found.line) : null,
     h("ol", {}, (told.remedies.length ? told.remedies.map((one) => one.text) : found.remedies).map((text) => h("li", {}, text))));
 }
@@ -156,7 +156,7 @@ function phases(told) {
   const all = spent.reduce((sum, [, value]) => sum + value, 0);
   if (!all) return null;
   return section(`Time spent (${told.clock} clock)`, h("div.phases", { "aria-hidden": "true" }, spent.map(([phase, value]) => h("i", { class: `ph-${phase}`, style: { width: `${(100 * value) / all}%` } }))),
-    h("p.soft", {}, spent.map(([phase, value]) => `${phase} ${seconds(value)}`).join(" · ")));
+    h("ul.phase-keys", {}, spent.map(([phase, value]) => h("li", {}, h("i", { class: `ph-${phase}`, "aria-hidden": "true" }), `${phase} ${seconds(value)}`))));
 }
 
 function doubts(told) {

@@ -11,6 +11,7 @@ from which every figure can be computed again, and the server's words.
 | a cached answer of a vLLM | a study of this folder used that version, or it is the latest of its command |
 | a calibration | a study of this folder used its version of vLLM, or it is the latest of its machine and GPU |
 | compiled code | a server is using it, or used it within the limit |
+| the temporary folder of a server | that server, or who looks after it, runs |
 | of a verification's launches | its promotion is in the history, or its server may still run |
 """
 
@@ -86,7 +87,7 @@ class StudyFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What studies share beside flag answers: a calibration's file, or the folder of compiled code.
+    """What no study owns beside flag answers: a calibration's file, a folder of compiled code, one that a server left.
 
     Attributes:
         version: of vLLM; None where it is not known, or the file is damaged.
@@ -189,7 +190,7 @@ def plan_retention(
         used_versions: of vLLM, by the studies in the database.
         parts: what was asked for.
         now: UTC-aware.
-        shared: calibrations and compiled code.
+        shared: calibrations, compiled code and what servers left.
     """
     wanted, youngest = frozenset(parts), now - older_than
     files: list[tuple[RawFile, Part]] = []

@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,13 @@ def _carrying(marker: str) -> list[int]:
 def carrying() -> Callable[[str], list[int]]:
     """Live pids whose environment holds a marker."""
     return _carrying
+
+
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """An empty folder whose path leaves room for a socket's; what tests call temporary is too deep."""
+    with tempfile.TemporaryDirectory(prefix="at-", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,12 @@ def gc(
     raw: Annotated[bool, typer.Option("--raw", help="Request records of load levels.")] = False,
     logs: Annotated[bool, typer.Option("--logs", help="Server logs.")] = False,
     leftovers: Annotated[
-        bool, typer.Option("--leftovers", help="Files of attempts that were interrupted or spoilt, and drafts.")
+        bool,
+        typer.Option(
+            "--leftovers",
+            help="Files of attempts that were interrupted or spoilt, drafts, and temporary folders of servers that "
+            "were killed with everything that looks after them.",
+        ),
     ] = False,
     flag_caches: Annotated[
         bool, typer.Option("--flag-caches", help="What vLLM versions no longer used answered to --help.")
@@ -213,8 +218,9 @@ def _of_studies(plan: RetentionPlan) -> tuple[RawFile | GateFile, ...]:
 
 
 def _shared(folder: Path) -> tuple[Shared, ...]:
-    """Calibrations and compiled code of the cache folder."""
+    """Calibrations and compiled code of the cache folder, and temporary folders of servers."""
     from autotune.engine.compile_cache import kept_caches
+    from autotune.engine.private_folders import left_folders
     from autotune.retention import Part, Shared
     from autotune.store.calibrations import kept_calibrations
 
@@ -239,6 +245,10 @@ def _shared(folder: Path) -> tuple[Shared, ...]:
         )
         for one in kept_caches(folder)
     ]
+    found += [
+        Shared(path=one.path, part=Part.LEFTOVERS, size_bytes=one.size_bytes, used_at=one.used_at, in_use=one.in_use)
+        for one in left_folders(os.environ)
+    ]
     return tuple(found)
 
 
@@ -249,9 +259,12 @@ def _forget_shared(one: Shared) -> bool:
         StorageError: it cannot be deleted.
     """
     from autotune.engine.compile_cache import KeptCache, forget_cache
+    from autotune.engine.private_folders import forget_folder
     from autotune.retention import Part
     from autotune.store.calibrations import KeptCalibration, forget_calibration
 
+    if one.part is Part.LEFTOVERS:
+        return forget_folder(one.path)
     if one.part is Part.CALIBRATIONS:
         kept = KeptCalibration(path=one.path, place=None, size_bytes=one.size_bytes, modified_at=one.used_at)
         return forget_calibration(kept)

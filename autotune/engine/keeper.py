@@ -1,14 +1,14 @@
 """Keeps one server and everything it forks: a tiny process between the tuner and the server.
 
-Run as `python -I -S keeper.py`, so it imports the standard library only. It exists because a tuner that is killed with
--9 can stop nothing, and because vLLM's workers outlive their API server (its SIGKILL leaves `VLLM::EngineCore` with the
-GPU's memory, re-parented to whoever is the subreaper: here, the keeper). A `preexec`-only answer (PR_SET_PDEATHSIG on
-the server) was rejected: it reaches one process, not the workers.
+Run as `python -I -S keeper.py`, so it imports the standard library and processes.py only. It exists because a tuner
+that is killed with -9 can stop nothing, and because vLLM's workers outlive their API server (its SIGKILL leaves
+`VLLM::EngineCore` with the GPU's memory, re-parented to whoever is the subreaper: here, the keeper). A `preexec`-only
+answer (PR_SET_PDEATHSIG on the server) was rejected: it reaches one process, not the workers.
 
 Protocol. On stdin first one line of JSON, the order:
 
     {"argv": [...], "env": {"NAME": "value"}, "unset": ["NAME"], "cwd": null, "log": "/path/server.log",
-     "grace_s": 10.0, "owner": 1234, "cores": [4, 5]}
+     "grace_s": 10.0, "owner": 1234, "cores": [4, 5], "folder": "/tmp/autotune-server-0123"}
 
 then any number of lines `stop` or `stop SECONDS` (a later one may shorten the grace). End of input, or another parent
 than `owner`, means that the tuner is gone: everything is stopped. On stdout one JSON object a line:
@@ -27,15 +27,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[2]))
+
+from autotune.engine.processes import TRACKER_S, ProcStat, descendants, is_tracker, read_stat, signal_exact, snapshot
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,26 +54,11 @@ LINUX = sys.platform.startswith("linux")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcStat:
-    """One line of /proc/PID/stat (proc(5)); `started_ticks` since boot tells a reused pid from the old one."""
-
-    pid: int
-    ppid: int
-    pgid: int
-    state: str
-    started_ticks: int
-
-    @property
-    def zombie(self) -> bool:
-        """Dead and holding nothing; only its parent has not asked yet."""
-        return self.state in "ZX"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What to start; the line of JSON has exactly these keys. `env` is added last, after `unset` was taken away.
 
-    `cores` are the CPUs that the server may run on; empty for those that the keeper inherited.
+    `cores` are the CPUs that the server may run on; empty for those that the keeper inherited. `folder` is made for the
+    server, locked while the keeper lives, and taken away with what is in it when nothing is left; null for none.
     """
 
     argv: list[str]
@@ -77,74 +69,7 @@ class Order:
     grace_s: float
     owner: int | None
     cores: list[int]
-
-
-def parse_stat(text: bytes) -> ProcStat:
-    """The fields needed of a stat line. The command name may itself hold spaces and brackets."""
-    head, _, tail = text.rpartition(b")")
-    fields = tail.split()
-    return ProcStat(
-        pid=int(head.split(b" ", 1)[0]),
-        ppid=int(fields[1]),
-        pgid=int(fields[2]),
-        state=fields[0].decode("ascii", "replace"),
-        started_ticks=int(fields[19]),
-    )
-
-
-def read_stat(pid: int) -> ProcStat | None:
-    """The process now; None when it is gone (or there is no /proc)."""
-    try:
-        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
-    except OSError:
-        return None
-
-
-def snapshot() -> dict[int, ProcStat]:
-    """Every process now, by pid; empty without /proc."""
-    try:
-        names = [entry.name for entry in os.scandir("/proc")]
-    except OSError:
-        return {}
-    found = (read_stat(int(name)) for name in names if name.isdigit())
-    return {stat.pid: stat for stat in found if stat is not None}
-
-
-def descendants(root: int, processes: dict[int, ProcStat]) -> list[ProcStat]:
-    """Everything below `root`, root not included, in no particular order."""
-    children: dict[int, list[ProcStat]] = {}
-    for stat in processes.values():
-        children.setdefault(stat.ppid, []).append(stat)
-    found: list[ProcStat] = []
-    pending, seen = [root], {root}
-    while pending:
-        for child in children.get(pending.pop(), ()):
-            if child.pid not in seen:
-                seen.add(child.pid)
-                found.append(child)
-                pending.append(child.pid)
-    return found
-
-
-def signal_exact(process: ProcStat, signum: int) -> bool:
-    """Signal this very process; False when it is gone, another one now, or not ours to signal.
-
-    The pidfd pins the process before its start time is compared, so a pid reused in between is never hit.
-    """
-    try:
-        handle = os.pidfd_open(process.pid)
-    except OSError:
-        return False
-    try:
-        now = read_stat(process.pid)
-        if now is None or now.started_ticks != process.started_ticks:
-            return False
-        signal.pidfd_send_signal(handle, signum)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
+    folder: str | None
 
 
 def _prctl(option: int, value: int) -> None:
@@ -173,6 +98,8 @@ class _Keeper:
         self._killed: set[tuple[int, int]] = set()
         self._orphans = 0
         self._wake, self._wake_in = os.pipe()
+        self._folder: str | None = None
+        self._folder_lock: int | None = None
 
     def shield(self) -> None:
         """Own session, subreaper, deaf to the terminal. Handlers, not SIG_IGN: the server must not inherit deafness."""
@@ -242,6 +169,7 @@ class _Keeper:
                 libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
         try:
+            self._make(order.folder)
             with Path(order.log).open("ab") as log:
                 self._server = subprocess.Popen(
                     order.argv,
@@ -257,12 +185,26 @@ class _Keeper:
             number = getattr(error, "errno", None)
             where = getattr(error, "filename", None)
             text = getattr(error, "strerror", None) or str(error)
+            self._remove()
             self._say(event="failed", errno=number, text=f"{text}: {where!r}" if where else text)
             return False
         stat = read_stat(self._server.pid)
         ticks = stat.started_ticks if stat else None
         self._say(event="started", pid=self._server.pid, pgid=self._server.pid, started_ticks=ticks)
         return True
+
+    def _make(self, folder: str | None) -> None:
+        """The lock tells whoever finds the folder that somebody looks after it."""
+        if folder is not None:
+            Path(folder).mkdir(mode=0o700)
+            self._folder = folder
+            self._folder_lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._folder_lock, fcntl.LOCK_SH)
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _step(self) -> bool:
         """One look at the world; True when nothing is left."""
@@ -311,7 +253,10 @@ class _Keeper:
                 signal_exact(process, signal.SIGTERM)
 
     def _kill(self, family: list[ProcStat], now: float) -> None:
-        self._signal_group(signal.SIGKILL)
+        if LINUX and self._kill_at is not None and now < self._kill_at + TRACKER_S:
+            family = [process for process in family if not is_tracker(process.pid)]
+        else:
+            self._signal_group(signal.SIGKILL)
         for process in family:
             signal_exact(process, signal.SIGKILL)
             self._killed.add((process.pid, process.started_ticks))
@@ -364,6 +309,7 @@ class _Keeper:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
+            self._remove()
             self._say(event="stopped", killed=len(self._killed), orphans=self._orphans)
             return True
         return False

@@ -16,11 +16,9 @@ import psutil
 
 from autotune.engine import keeper
 from autotune.engine.base import ServerIdentity
+from autotune.engine.marker import KEEP_ENVIRON, MARKER_NAME
+from autotune.engine.private_folders import private_folder
 from autotune.engine.reaping import reap
-
-MARKER_NAME = "AUTOTUNE_MARKER"
-KEEP_ENVIRON = "SPT_NOENV"
-"""Set to 1, it keeps setproctitle (vLLM re-titles its processes) from overwriting /proc/PID/environ and the marker."""
 
 KEEPER_FILE = Path(keeper.__file__).resolve()
 
@@ -81,9 +79,12 @@ class StopReport:
 class Keeper:
     """One keeper process. `spawn`, then `order`, then `stop` exactly once; `wait_exit` whenever wanted."""
 
-    def __init__(self, process: asyncio.subprocess.Process, identity: ServerIdentity) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, identity: ServerIdentity, environ: Mapping[str, str]
+    ) -> None:
         self._process = process
         self._identity = identity
+        self._environ = environ
         loop = asyncio.get_running_loop()
         self._answered: asyncio.Future[ServerNotStarted | None] = loop.create_future()
         self._exited: asyncio.Future[int | None] = loop.create_future()
@@ -100,6 +101,7 @@ class Keeper:
             held: descriptors of locks that must outlive a killed tuner; the server does not get them.
         """
         marker = secrets.token_hex(16)
+        inherited = dict(os.environ if environ is None else environ)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -108,7 +110,7 @@ class Keeper:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=dict(os.environ if environ is None else environ) | {MARKER_NAME: marker, KEEP_ENVIRON: "1"},
+            env=inherited | {MARKER_NAME: marker, KEEP_ENVIRON: "1"},
             start_new_session=True,
             pass_fds=tuple(held),
         )
@@ -116,7 +118,8 @@ class Keeper:
             started = psutil.Process(process.pid).create_time()
         except psutil.NoSuchProcess:
             started = 0.0  # it ended at once; the order will say so
-        return cls(process, ServerIdentity(pid=process.pid, started=started, pgid=None, marker=marker))
+        identity = ServerIdentity(pid=process.pid, started=started, pgid=None, marker=marker)
+        return cls(process, identity, inherited)
 
     @property
     def identity(self) -> ServerIdentity:
@@ -124,21 +127,24 @@ class Keeper:
         return self._identity
 
     async def order(self, what: ServerOrder) -> ServerIdentity:
-        """Have the server started.
+        """Have the server started, with a folder to itself (private_folders.py).
 
         Raises:
             ServerNotStarted: the command could not be executed; nothing runs.
             KeeperLost: the keeper ended; nothing runs.
         """
+        inherited = {name: value for name, value in self._environ.items() if name not in what.unset}
+        private = private_folder(self._identity.marker, inherited, what.env)
         line = keeper.Order(
             argv=list(what.argv),
-            env=dict(what.env) | {MARKER_NAME: self._identity.marker, KEEP_ENVIRON: "1"},
+            env={**private.env, **what.env} | {MARKER_NAME: self._identity.marker, KEEP_ENVIRON: "1"},
             unset=list(what.unset),
             cwd=None if what.cwd is None else str(what.cwd),
             log=str(what.log.resolve()),
             grace_s=what.grace_s,
             owner=os.getpid(),
             cores=list(what.cores),
+            folder=None if private.path is None else str(private.path),
         )
         await self._send(json.dumps({name: getattr(line, name) for name in keeper.Order.__slots__}))
         answer = await asyncio.shield(self._answered)

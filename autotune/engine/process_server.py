@@ -13,8 +13,8 @@ from autotune.engine.base import DriveResult, LaunchFailed, ServerDied
 from autotune.engine.command import shown_argv
 from autotune.engine.gpu_energy import GpuEnergy, energy_between
 from autotune.engine.gpu_memory import HeldGpu, gpus_busy
-from autotune.engine.keeper import descendants, snapshot
 from autotune.engine.metrics_text import Metrics, delta, parse_metrics, restarted
+from autotune.engine.processes import descendants, snapshot
 from autotune.engine.remedies import remedies_for
 from autotune.engine.running import RunningServer
 from autotune.engine.sampling import LevelSampler, read_cpu

@@ -18,13 +18,14 @@ from pathlib import Path
 import psutil
 
 from autotune.engine.base import ServerIdentity
-from autotune.engine.keeper import ProcStat, descendants, signal_exact, snapshot
+from autotune.engine.marker import marker_of
+from autotune.engine.private_folders import remove_private_folder
+from autotune.engine.processes import TRACKER_S, ProcStat, descendants, is_tracker, signal_exact, snapshot
 
 POLL_S = 0.05
 KILL_DEADLINE_S = 10.0
 START_TOLERANCE_S = 0.05
 """psutil derives start times from clock ticks (10 ms) and the boot time."""
-_MARKER = b"AUTOTUNE_MARKER="
 
 
 class Proof(StrEnum):
@@ -62,7 +63,9 @@ def reap(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReapReport:
-    """Find and stop what is left of `identity`: TERM, wait `grace_s`, KILL. Nothing left is fine.
+    """Find and stop what is left of `identity`: TERM, wait `grace_s`, KILL; then its private folder goes.
+
+    Nothing left is fine.
 
     Blocks at most `grace_s` + KILL_DEADLINE_S seconds; call it from a thread inside an event loop.
     """
@@ -77,12 +80,16 @@ def reap(
             break
         for key, process in alive.items():
             if elapsed >= grace_s:
+                if elapsed < grace_s + TRACKER_S and is_tracker(process.pid):
+                    continue
                 killed.add(key)
                 signal_exact(process, signal.SIGKILL)
             elif key not in asked:
                 asked.add(key)
                 signal_exact(process, signal.SIGTERM)
         sleep(POLL_S)
+    if not alive:
+        remove_private_folder(identity.marker, os.environ)
     return ReapReport(
         found=tuple(known.values()),
         killed=len(killed),
@@ -146,10 +153,10 @@ def abandoned_marker(pid: int) -> str | None:
 
     A keeper that lives stops its server by itself when its tuner ends, so what it still has is not abandoned.
     """
-    marker = _marker_of(pid)
+    marker = marker_of(pid)
     if marker is None:
         return None
-    kept = any(_is_keeper(one) and _marker_of(one) == marker for one in snapshot())
+    kept = any(_is_keeper(one) and marker_of(one) == marker for one in snapshot())
     return None if kept else marker
 
 
@@ -160,17 +167,8 @@ def _is_keeper(pid: int) -> bool:
         return False
 
 
-def _marker_of(pid: int) -> str | None:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
-        return None
-    found = next((word for word in environ.split(b"\0") if word.startswith(_MARKER)), None)
-    return None if found is None else found.removeprefix(_MARKER).decode("ascii", "replace") or None
-
-
 def _carries_marker(pid: int, marker: str) -> bool:
-    return bool(marker) and _marker_of(pid) == marker
+    return bool(marker) and marker_of(pid) == marker
 
 
 def _started(pid: int) -> float | None:

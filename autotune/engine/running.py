@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from autotune.engine.command import CommandKind
 from autotune.engine.diagnosis import LogFollower
-from autotune.engine.keeper import descendants, snapshot
 from autotune.engine.keeper_client import Keeper, StopReport
 from autotune.engine.log_facts import SIMULATED_MARK
 from autotune.engine.log_tail import LogTail
 from autotune.engine.logs import MilestoneName
 from autotune.engine.metrics_text import parse_metrics
 from autotune.engine.ports import listeners
+from autotune.engine.processes import descendants, snapshot
 from autotune.engine.server_http import ModelCard, ServerDoor
 from autotune.records import Failure, ServerFacts
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from autotune.engine.keeper import descendants, snapshot
 from autotune.engine.metrics_text import Metrics, parse_gauges
 from autotune.engine.ports import listeners
+from autotune.engine.processes import descendants, snapshot
 from autotune.errors import UnsupportedHardware
 from autotune.load.stats import percentile
 from autotune.node.gpu_load import ClockLimit, GpuLoad

@@ -15,6 +15,7 @@ again. A round is over when the study has reached its end; then:
 | hangs | runs of the tuner that did not end within their deadline |
 | integrity_failures | a damaged database, open attempts, an illegal story, a projection that is behind |
 | strangers_hit | processes of others (named as a vLLM engine, taking ports, computing on a GPU) that were ended |
+| files_left | files in the round's temporary directory, where each server leaves what vLLM leaves |
 | collisions | servers that were launched on a GPU which somebody else still had |
 """
 
@@ -52,7 +53,7 @@ ROUND_GOAL_S = 10.0
 
 VIOLATIONS = (
     "orphans", "leases_left", "lost_trials", "wrong_outcomes", "hangs", "integrity_failures", "strangers_hit",
-    "collisions",
+    "files_left", "collisions",
 )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ class Report:
     hangs: list[str] = field(default_factory=list)
     integrity_failures: list[str] = field(default_factory=list)
     strangers_hit: list[str] = field(default_factory=list)
+    files_left: list[str] = field(default_factory=list)
     collisions: list[str] = field(default_factory=list)
 
 
@@ -109,6 +110,7 @@ class Round:
         self._deal, self._folder, self._pace, self._strangers = deal, folder, pace, strangers
         self._mark = secrets.token_hex(8)
         self._gpus = folder / "gpus"
+        self._temporary = folder / "tmp"
         self._database = folder / "studies" / "autotune.db"
         self._connection: sqlite3.Connection | None = None
         self._over = False
@@ -117,9 +119,10 @@ class Round:
         self._computing: Computing | None = None
         self.report = Report(number=deal.number)
         self.slowest_start_s = 0.0
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         self._environ = kept | {
             "HOME": str(folder),
+            "TMPDIR": str(self._temporary),
             "PYTHONPATH": str(ROOT),
             pynvml.FOLDER: str(folder / "gpus"),
             "AUTOTUNE_CACHE_DIR": str(cache),
@@ -155,6 +158,7 @@ class Round:
         }
         (self._folder / PLAN).write_text(json.dumps(plan), encoding="utf-8")
         (self._folder / "leases").mkdir()
+        self._temporary.mkdir()
         self._gpus.mkdir()
         for index in range(GPUS):
             (self._gpus / f"nvidia{index}").touch()
@@ -265,6 +269,7 @@ class Round:
         if left:
             report.orphans.append(f"{len(left)} after the end: {_named(left)}")
         report.leases_left += locked_files(self._folder)
+        report.files_left += [str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*")]
         if self._strangers.hit() or (self._computing is not None and self._computing.hit()):
             report.strangers_hit.append("a process that is none of ours was ended")
         met = self._gpus / pynvml.COLLISIONS

@@ -2,6 +2,8 @@
 
     fake_vllm.py serve MODEL --host H --port P [vLLM flags, ignored] [--fake-... flags]
 
+It leaves what a killed vLLM leaves: a socket in VLLM_RPC_BASE_PATH, a file and a Python socket's folder in TMPDIR.
+
 Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before each.
 
     --fake-exit-at N --fake-text TEXT --fake-status S   print TEXT and end before step N (S below 0: by that signal)
@@ -26,9 +28,12 @@ import argparse
 import json
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -150,7 +155,15 @@ def compile_graph(options: argparse.Namespace) -> None:
         leave(1)
 
 
+def leave_files() -> None:
+    temporary = tempfile.gettempdir()
+    socket.socket(socket.AF_UNIX).bind(f"{os.environ.get('VLLM_RPC_BASE_PATH', temporary)}/{uuid.uuid4()}")
+    Path(temporary, f"vllm_dist_{uuid.uuid4().hex}").touch()
+    tempfile.mkdtemp(prefix="pymp-")
+
+
 def start(options: argparse.Namespace) -> None:
+    leave_files()
     say(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}")
     for number, line in enumerate([*STEPS, None]):
         time.sleep(options.fake_step_s)

@@ -41,6 +41,11 @@ NothingLeft = Callable[..., bool]
 Carrying = Callable[[str], list[int]]
 
 
+def below(folder: Path) -> list[str]:
+    """Everything that is there."""
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
 @dataclass
 class Bench:
     """One engine over the fake server, and everything it told while launching."""
@@ -453,17 +458,37 @@ async def test_a_keeper_killed_under_a_running_server(bench: Bench, nothing_left
 
 @pytest.mark.parametrize("phase", ["launching", "measuring", "stopping"])
 def test_killing_the_tuner_in_any_phase_leaves_nothing(
-    tmp_path: Path, nothing_left: NothingLeft, carrying: Carrying, phase: str
+    tmp_path: Path, short_tmp: Path, nothing_left: NothingLeft, carrying: Carrying, phase: str
 ) -> None:
     script = Path(__file__).parent / "tuner_process.py"
     with subprocess.Popen(
-        [sys.executable, str(script), phase, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script), phase, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(short_tmp)},
     ) as tuner:
         assert tuner.stdout is not None
         marker = tuner.stdout.readline().strip()
         assert len(carrying(marker)) == 4  # keeper, server and two workers that ignore TERM
+        assert len(below(short_tmp)) == 4  # the server's folder with a socket, a file and a folder
         tuner.kill()
     assert nothing_left(marker)
+    assert below(short_tmp) == []
+
+
+@pytest.mark.parametrize("words", [(), ("--fake-exit-at", "3"), ("--fake-hang-at", "3", "--fake-ignore-term")])
+async def test_no_file_of_a_server_stays_in_the_temporary_directory(
+    tmp_path: Path, short_tmp: Path, words: tuple[str, ...]
+) -> None:
+    bench = Bench(tmp_path, environ={**os.environ, "TMPDIR": str(short_tmp)}, grace_s=0.1)
+    try:
+        server = await bench.launch(*words, stall_s=0.5)
+    except LaunchFailed:
+        assert words
+    else:
+        assert len(below(short_tmp)) == 4
+        await server.stop()
+    assert below(short_tmp) == []
 
 
 # --- energy --------------------------------------------------------------------------------------------------------

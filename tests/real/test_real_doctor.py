@@ -54,6 +54,8 @@ def test_a_small_server_starts_answers_and_goes(
     assert "SIMULATED" not in checks["serve"]["text"]
     # The folder with the server's log is kept only when something went wrong.
     assert list(short_path.glob("autotune-doctor-*")) == []
+    # Neither do the server's sockets stay, nor the file that its workers met at; compiled code is there to be shared.
+    assert [path.name for path in short_path.iterdir() if not path.name.startswith("torchinductor_")] == []
     naming = [e.name for e in Path("/proc").iterdir() if e.name.isdigit() and str(tiny_model).encode() in _cmdline(e)]
     assert naming == []
 

@@ -355,6 +355,22 @@ def test_calibrations_of_versions_that_are_gone_go_and_the_latest_of_a_machine_s
     assert run(places, capsys, "chat")["shared"] == []  # a study's name says nothing about what all share
 
 
+def test_the_folder_that_a_killed_server_left_goes(
+    places: Places, short_tmp: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_tmp))
+    left, young = (short_tmp / f"autotune-server-{signs * 12}" for signs in ("a", "b"))
+    for folder in (left, young, short_tmp / "autotune-server-other"):
+        folder.mkdir()
+        write(folder / "socket", 3)
+    os.utime(left, (LONG_AGO.timestamp(), LONG_AGO.timestamp()))
+    mine = [one for one in run(places, capsys, leftovers=True)["shared"] if one["path"].startswith(str(short_tmp))]
+    assert mine == [{"path": str(left), "part": "leftovers", "vllm_version": None, "bytes": 3}]
+    assert str(left) in run(places, capsys, leftovers=True, yes=True)["deleted"]
+    assert not left.exists()
+    assert len(list(short_tmp.iterdir())) == 2
+
+
 def test_compiled_code_goes_when_no_server_used_it_for_long(
     places: Places, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from benchmarks.chaos.dealing import ATTEMPTS, FAULTS, HEALTHY, KILLED_IN, Deal,
 from benchmarks.chaos.driver import pynvml
 from benchmarks.chaos.processes import Computing, Strangers, left_in, locked_files, wait_until_left
 from benchmarks.chaos.rounds import Report
-from benchmarks.chaos.server import faults_of
+from benchmarks.chaos.server import faults_of, leave_files
 
 
 def test_every_fault_and_every_phase_come_by_turns() -> None:
@@ -76,6 +76,12 @@ def test_a_server_knows_which_attempt_it_is() -> None:
     assert faults_of("/x/studies/s/trial-0003/server.log", plan) == "gated"
     assert faults_of("/x/studies/s/trial-0001/server.log", plan) == ""
     assert faults_of("pipe:[4711]", plan) == ""
+
+
+def test_a_server_leaves_what_a_killed_vllm_leaves(short_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
+    leave_files(str(short_tmp))
+    assert sorted(path.is_socket() for path in short_tmp.iterdir()) == [False, True, True]
 
 
 def test_whoever_is_left_is_found_though_re_titled_and_without_an_environment(tmp_path: Path) -> None:

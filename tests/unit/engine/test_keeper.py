@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from autotune.engine import keeper as keeper_module
 from autotune.engine.base import ServerIdentity
-from autotune.engine.keeper import ProcStat, descendants, parse_stat
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
+from autotune.engine.processes import ProcStat, descendants, parse_stat
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="subreaper and /proc are Linux's")
 
@@ -187,6 +187,41 @@ async def test_a_keeper_killed_before_its_order(tmp_path: Path) -> None:
         await keeper.order(ServerOrder(argv=list(CHILD), log=tmp_path / "log", env={}))
 
 
+SHARING = (
+    "import os, signal, sys, time\n"
+    "from multiprocessing.shared_memory import SharedMemory\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "memory = SharedMemory(create=True, size=4096)\n"
+    "print(memory.name, flush=True); time.sleep(600)\n"
+)
+
+
+async def _shared(tmp_path: Path) -> tuple[Keeper, Path]:
+    keeper = await Keeper.spawn()
+    argv = [sys.executable, "-c", SHARING]
+    await keeper.order(ServerOrder(argv=argv, log=tmp_path / "log", env={}, grace_s=0.1))
+    while not (name := (tmp_path / "log").read_text().strip()):
+        await asyncio.sleep(0.01)
+    return keeper, Path("/dev/shm") / name
+
+
+async def test_shared_memory_of_a_server_that_had_to_be_killed_is_given_back(tmp_path: Path) -> None:
+    keeper, memory = await _shared(tmp_path)
+    assert memory.exists()
+    assert (await keeper.stop(0.1)).killed == 1  # what tracks the memory went by itself
+    assert not memory.exists()
+
+
+async def test_shared_memory_is_given_back_though_the_keeper_was_killed(
+    tmp_path: Path, nothing_left: NothingLeft
+) -> None:
+    keeper, memory = await _shared(tmp_path)
+    os.kill(keeper.identity.pid, signal.SIGKILL)
+    assert (await keeper.stop(0.1)).remaining == ()
+    assert nothing_left(keeper.identity.marker, 0.0)
+    assert not memory.exists()
+
+
 @pytest.fixture
 def tuner(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], ServerIdentity]]]:
     """Starts tuner_side.py and waits until it is in the phase."""
@@ -242,13 +277,14 @@ def test_a_forked_copy_of_the_tuner_does_not_hide_its_death(tmp_path: Path, noth
     )
     order = {
         "argv": list(CHILD), "env": {}, "unset": [], "cwd": None, "log": str(tmp_path / "log"), "grace_s": 0.3,
-        "owner": "OWNER",
+        "owner": "OWNER", "cores": [], "folder": None,
     }  # fmt: skip
     assert tuner.stdin is not None
     assert tuner.stdout is not None
     tuner.stdin.write(json.dumps(order).replace('"OWNER"', "OWNER") + "\n")
     tuner.stdin.flush()
     copy = int(tuner.stdout.readline().split()[0])
+    assert len(_marked("forked-copy")) == 4  # tuner and copy, keeper and server
     tuner.kill()
     tuner.wait()
     time.sleep(0.1)

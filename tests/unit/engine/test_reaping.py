@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from autotune.engine.base import ServerIdentity
-from autotune.engine.keeper import ProcStat
+from autotune.engine.processes import ProcStat
 from autotune.engine.reaping import Proof, prove, reap
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")

@@ -27,6 +27,7 @@ from autotune.records import Config, CriterionState, GateRecord, GateSide, GateV
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.review.promoting import extra_of
+from autotune.review.verifications import RECORD_FILE
 from autotune.store.codec import encode
 from autotune.store.places import Places
 from autotune.verification import LAUNCH_LIMIT
@@ -290,7 +291,7 @@ def _keep(record: GateRecord) -> Path | None:
     """The record as JSON beside the launches, whatever the verdict; None where it cannot be written."""
     if not record.launches:
         return None
-    path = Path(record.launches[0].directory).parent / "gate.json"
+    path = Path(record.launches[0].directory).parent / RECORD_FILE
     with suppress(OSError):
         path.write_text(json.dumps(gate_document(record), indent=2), encoding="utf-8")
         return path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field
 
 from autotune.records import ArrivalCheck, EarlyEnd, LevelUse, ServerFacts
@@ -284,3 +286,50 @@ class TrialLog(Log):
     """Of a trial's server."""
 
     trial: int
+
+
+class GateEntry(Document):
+    """A verification; the record is null while it runs, and where it was ended before its verdict."""
+
+    count: int = Field(description="1 for the first of the trial.")
+    launches: int = Field(description="That were begun.")
+    record: dict[str, Any] | None = Field(description="The record of the verification; docs/gate.md.")
+
+
+class GatesDocument(Document):
+    """The latest verifications of a trial, the first one first."""
+
+    gates: list[GateEntry]
+
+
+class CurveLevel(Document):
+    """A load level in a picture."""
+
+    name: str
+    role: str
+    open: bool = Field(description="Requests came at a rate, and not when others had ended.")
+    offered: str
+    request_rps_per_gpu: float | None
+    output_tok_s_per_gpu: float | None
+    ttft_p50_s: float | None
+    ttft_p95_s: float | None
+    ttft_p95_s_interval: Interval
+    tpot_p50_s: float | None
+
+
+class SpreadDocument(Document):
+    """How TTFT is distributed over the requests of the TTFT level; bins are equal in logarithms."""
+
+    count: int
+    bins: list[tuple[int, int]] = Field(description="Place and requests; a place is log10(seconds) * bins_per_decade.")
+    quantiles: list[tuple[float, float]] = Field(description="Percent and seconds.")
+    bins_per_decade: int
+
+
+class CurveDocument(Document):
+    """What the page draws of a trial's load levels."""
+
+    number: int
+    gpus: int
+    levels: list[CurveLevel]
+    spread: SpreadDocument | None = Field(description="Null where the request records are gone.")

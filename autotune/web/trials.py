@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from autotune.engine.redaction import redact
 from autotune.report.json_view import level_document, show_document
+from autotune.report.page import curve_document
 from autotune.review.evidence import log_path, serve_line_of
+from autotune.review.page import spread_file
+from autotune.review.verifications import verifications_of
 from autotune.review.views import with_evidence
+from autotune.store.codec import encode
 from autotune.web.asked import LogQuery, TrialPath
 from autotune.web.route import Answer, Call
 from autotune.web.service import Service, check_study_name
@@ -45,6 +49,44 @@ async def list_measurements(service: Service, call: Call) -> Answer:
         trial = with_evidence(store, path.name, store.trial(path.name, path.number))
         levels = trial.result.measurements if trial.result else ()
         return {"levels": [level_document(level) for level in levels]}
+
+    return Answer(document=await service.ask(made))
+
+
+async def get_curve(service: Service, call: Call) -> Answer:
+    """What the page draws of one trial: its levels from the lowest load on, and its requests' TTFTs in bins."""
+    path: TrialPath = call.path
+    check_study_name(path.name)
+
+    def made(store: Store) -> dict[str, Any]:
+        trial = store.trial(path.name, path.number)
+        spread = spread_file(trial, service.settings.places, path.name)
+        return {**curve_document(trial), "spread": None if spread is None else spread.as_document()}
+
+    return Answer(document=await service.ask(made))
+
+
+MOST_GATES = 20
+
+
+async def list_gates(service: Service, call: Call) -> Answer:
+    """The verifications of one trial, the first one first, with the whole record of each that came to a verdict."""
+    path: TrialPath = call.path
+    check_study_name(path.name)
+
+    def made(store: Store) -> dict[str, Any]:
+        store.trial(path.name, path.number)  # or it is said that there is none
+        found = verifications_of(service.settings.places, path.name, path.number)
+        return {
+            "gates": [
+                {
+                    "count": one.count,
+                    "launches": one.launches,
+                    "record": None if one.record is None else encode(one.record),
+                }
+                for one in found[-MOST_GATES:]
+            ]
+        }
 
     return Answer(document=await service.ask(made))
 

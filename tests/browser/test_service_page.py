@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sizes import PHONE
 from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyState
+from autotune.web.queue import PROGRAM
 from autotune.web.settings import ServeSettings
 from autotune.web.tokens import hashed
 
@@ -122,6 +124,50 @@ def test_a_study_begun_on_the_page_runs_and_shows_its_pick(looking: Looking, ser
     row.locator("text=finished").wait_for()
     row.locator("button", has_text="Log").click()
     page.locator("dialog[open] pre", has_text="Pick: trial").wait_for()
+
+
+def test_a_trial_is_verified_on_the_page_and_its_whole_record_is_there(
+    looking: Looking, service: str, own: Places
+) -> None:
+    begun = (
+        "study",
+        "--name",
+        "verified",
+        "--trials",
+        "1",
+        "--repeats",
+        "0",
+        "--workload",
+        "tiny",
+        "--space",
+        "scheduler",
+    )
+    model = ("--model", "meta-llama/Llama-3.1-8B-Instruct", "--engine", "simulated", "--node", "1xH100-80GB")
+    where = ("--studies-dir", str(own.root), "--storage", str(own.storage))
+    subprocess.run([*PROGRAM, *begun, *model, *where], check=True, capture_output=True, timeout=120)
+    page = ready(looking(f"{service}/studies/verified/trials/0"))
+    page.locator("dialog[open] button", has_text="Promote …").click()
+    page.locator("#promote-simulated").check()
+    for field in ("#promote-launches", "#promote-most"):
+        page.locator(field).fill("2")
+    page.locator("dialog pre", has_text="services:").first.wait_for()
+    page.locator("button", has_text="Verify and promote").click()
+    going = page.locator("section[aria-label='Verification']")
+    expect(going.locator("pre")).to_contain_text("gate: launch 1 of 2", timeout=60_000)
+    record = going.locator(".gate").first
+    expect(record.locator(".tag").first).to_have_text(re.compile("gate (passed|failed|inconclusive)"), timeout=60_000)
+    expect(record).to_contain_text("SIMULATED")
+    expect(record.get_by_role("row", name=re.compile("^no failed request held"))).to_have_count(1)
+    record.locator("summary").click()
+    assert axe.violations(page) == []
+    expect(record.get_by_role("row", name=re.compile(r"^[12] · [AB] .*answered, [\d,]+ tokens"))).to_have_count(2)
+    expect(record.get_by_role("row", name=re.compile(r"^[12] · [AB] throughput .* to "))).to_have_count(
+        2
+    )  # an interval
+    expect(record).to_contain_text("Quality guard")
+    expect(page.locator("dialog button", has_text="Stop the verification")).to_be_hidden()
+    page.goto(f"{service}/studies/verified/trials/0")
+    expect(page.locator("dialog[open] h3", has_text="Verified against what ran (1)")).to_be_visible()
 
 
 def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service: str, own: Places) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from web_service import DEPLOYMENT, STUDY, Client, command, serving, studies_in, template
 
+from autotune.records import Config, GateRecord, GateSide, GateVerdict
+from autotune.store.codec import encode
 from autotune.store.places import Places
 from autotune.web.settings import ServeSettings
 
@@ -76,6 +80,42 @@ async def test_measurements_are_the_levels_of_the_trial(client: Client) -> None:
     _, trial = await client.get(f"{API}/studies/{STUDY}/trials/1")
     assert levels["levels"] == trial["levels"]
     assert len(levels["levels"]) >= 2
+
+
+async def test_a_curve_is_what_the_page_has_of_a_trial(client: Client) -> None:
+    _, evidence = await client.get(f"{API}/studies/{STUDY}/page/evidence")
+    _, curve = await client.get(f"{API}/studies/{STUDY}/trials/1/curve")
+    spread = curve.pop("spread")
+    assert curve == next(one for one in evidence["curves"] if one["number"] == 1)
+    assert spread == evidence["spreads"]["1"]
+    assert spread["count"] == sum(requests for _, requests in spread["bins"])
+    status, _ = await client.get(f"{API}/studies/{STUDY}/trials/99/curve")
+    assert status == 404
+
+
+async def test_every_verification_of_a_trial_is_there_whatever_its_verdict(tmp_path: Path) -> None:
+    places = studies_in(tmp_path)
+    folder = places.folder(STUDY).path
+    side = GateSide(label="trial 1", config=Config.of({}), model="m", gpus=1)
+    at = datetime(2026, 11, 30, tzinfo=UTC)
+    record = replace(GateRecord.skipped(STUDY, side, why="no gain", at=at), verdict=GateVerdict.FAILED)
+    for name, text in (("2", "{}"), ("10", None), ("1", json.dumps(encode(record)))):
+        for launch in ("launch-1-against", "launch-2-candidate"):
+            (folder / f"gate-0001-{name}" / launch).mkdir(parents=True)
+        if text is not None:
+            (folder / f"gate-0001-{name}" / "gate.json").write_text(text, encoding="utf-8")
+    (folder / "gate-0011-1").mkdir()
+    async with serving(ServeSettings(places=places)) as client:
+        status, found = await client.get(f"{API}/studies/{STUDY}/trials/1/gates")
+        assert status == 200
+        assert [(one["count"], one["launches"]) for one in found["gates"]] == [(1, 2), (2, 2), (10, 2)]
+        assert [one["record"] for one in found["gates"]] == [
+            encode(record),
+            None,
+            None,
+        ]  # one unreadable, one that runs
+        assert (await client.get(f"{API}/studies/{STUDY}/trials/0/gates"))[1] == {"gates": []}
+        assert (await client.get(f"{API}/studies/{STUDY}/trials/99/gates"))[0] == 404
 
 
 async def test_the_front_is_the_studys_without_its_trials(client: Client) -> None:

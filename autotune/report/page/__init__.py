@@ -9,7 +9,7 @@ learned    what `autotune explain --json` says
 """
 
 from autotune.report.page.certainty_part import certainty_part
-from autotune.report.page.evidence_part import evidence_part, shown_numbers
+from autotune.report.page.evidence_part import curve_document, evidence_part, shown_numbers
 from autotune.report.page.front_part import Control, Facts, front_part
 from autotune.report.page.spread import Spread, spread_of
 
@@ -18,6 +18,7 @@ __all__ = [
     "Facts",
     "Spread",
     "certainty_part",
+    "curve_document",
     "evidence_part",
     "front_part",
     "shown_numbers",

@@ -46,7 +46,7 @@ def evidence_part(
         "node": _node(background.node, driver) if background and background.node else None,
         "servers": [_server(view, trial) for trial in view.trials if trial.result and trial.result.measurements],
         "failures": _failures(view),
-        "curves": [_curve(trial) for number in shown if (trial := view.trial(number)) is not None],
+        "curves": [curve_document(trial) for number in shown if (trial := view.trial(number)) is not None],
         "spreads": {str(number): spread.as_document() for number, spread in spreads.items()},
         "doubts": [
             {"trial": trial.number, "code": caveat.code, "text": caveat.text, "remedy": caveat.remedy}
@@ -145,7 +145,7 @@ def _levels(trial: Trial) -> tuple[Measurement, ...]:
     return trial.result.measurements if trial.result else ()
 
 
-def _curve(trial: Trial) -> dict[str, Any]:
+def curve_document(trial: Trial) -> dict[str, Any]:
     """Every level that was driven, ramp included, lowest load first."""
     levels = sorted(_levels(trial), key=lambda one: one.request_rps.value if one.request_rps else 0.0)
     return {"number": trial.number, "gpus": trial.gpus, "levels": [_level(trial, one) for one in levels]}

@@ -36,11 +36,11 @@ export function share(value, digits = 0) {
   return value === null || value === undefined ? MISSING : `${(value * 100).toFixed(digits)} %`;
 }
 
-export function gain(ratio) {
+export function gain(ratio, digits = 0) {
   if (ratio === null || ratio === undefined) return MISSING;
   const percent = (ratio - 1) * 100;
-  const text = Math.abs(percent).toFixed(0);
-  return `${text === "0" ? "±" : percent < 0 ? "−" : "+"}${text} %`;
+  const text = Math.abs(percent).toFixed(digits);
+  return `${Number(text) === 0 ? "±" : percent < 0 ? "−" : "+"}${text} %`;
 }
 
 export function between(interval, format) {

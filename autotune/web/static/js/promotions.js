@@ -1,22 +1,8 @@
 // What was promoted: the gate's record, the rendered files, and what changed.
 
 import { copyBlock, copyButton, h, table } from "./dom.js";
+import { gateRecord } from "./gate.js";
 import { MISSING, flag, rate, seconds, when } from "./format.js";
-
-const VERDICTS = { pass: ["pick", "passed"], fail: ["bad", "failed"], inconclusive: ["base", "inconclusive"], skipped: ["bad", "skipped"] };
-const STATES = { held: "pick", broken: "bad", undecided: "base", not_applicable: null };
-
-export function gateRecord(gate) {
-  if (!gate) return h("p.soft", {}, "Nobody verified this config against what ran before.");
-  const [tone, word] = VERDICTS[gate.verdict] ?? [null, gate.verdict];
-  return h("div.gate", {},
-    h("p", {}, h("span.tag", { class: tone }, `gate ${word}`), gate.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null, ` ${gate.reason}`),
-    gate.order ? h("p.faint", {}, `Launched in the order ${gate.order}: A is ${gate.against?.label ?? "what runs"}, B ${gate.candidate.label}.`) : null,
-    gate.criteria.length ? table([
-      { head: "criterion", cell: (one) => one.name.replaceAll("_", " ") }, { head: "", cell: (one) => h("span.tag", { class: STATES[one.state] }, one.state.replaceAll("_", " ")) }, { head: "asked", cell: (one) => one.asked }, { head: "found", cell: (one) => one.found },
-    ], gate.criteria, { caption: "Criteria of the gate" }) : null,
-    gate.doubts.length ? h("ul.plain-list", {}, gate.doubts.map((text) => h("li", {}, text))) : null);
-}
 
 export function files(list) {
   const holder = h("div", { style: { display: "grid", gap: ".7rem", "min-width": "0" } });

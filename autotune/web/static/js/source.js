@@ -55,6 +55,8 @@ export class ServiceSource {
   page(name, which) { return request(`/studies/${part(name)}/page/${which}`); }
   trial(name, number) { return request(`/studies/${part(name)}/trials/${number}`); }
   log(name, number) { return request(`/studies/${part(name)}/trials/${number}/log?offset=-65536`); }
+  curve(name, number) { return request(`/studies/${part(name)}/trials/${number}/curve`); }
+  async gates(name, number) { return (await request(`/studies/${part(name)}/trials/${number}/gates`)).gates; }
   compare(a, b) { return request(`/compare?a=${part(a)}&b=${part(b)}`); }
   async promotions() { return (await request("/promotions")).promotions; }
 }

@@ -3,6 +3,7 @@
 import { copyBlock, flagList, h, table } from "./dom.js";
 import { openDialog, problemBox } from "./dialog.js";
 import { between, bytes, chance, count, flagWords, gain, rate, reasonWords, seconds, share } from "./format.js";
+import { gateRecord } from "./gate.js";
 import { KINDS, failedKind, kindOf, swatch } from "./kinds.js";
 
 export async function openTrial(study, number, actions) {
@@ -16,10 +17,17 @@ export async function openTrial(study, number, actions) {
   try {
     const told = await study.source.trial(study.name, number);
     opened.fill(...(told ? sections(study, told, config) : brief(study, trial, config)));
+    if (study.source.live && told?.outcome === "measured") await verifications(study, number, opened.dialog);
   } catch (problem) {
     opened.fill(problemBox(problem));
   }
   return opened.dialog;
+}
+
+// What a gate said of it, whatever the verdict; a promotion holds only those that passed.
+async function verifications(study, number, dialog) {
+  const last = (await study.source.gates(study.name, number)).findLast((one) => one.record);
+  if (last) dialog.querySelector(".body").append(section(`Verified against what ran (${last.count})`, gateRecord(last.record)));
 }
 
 function swatchOf(kind) {

@@ -78,7 +78,7 @@ def run_study(
                 observer.note(
                     "one trial at a time: too few cores, or a server command without {gpus} (docs/parallel.md)"
                 )
-            if floor.most > 1 and floor.one_node:
+            if floor.most > 1 and floor.shares_nodes:
                 observer.note(f"up to {floor.most} trials at once; baseline and finalists are measured alone")
             run = StudyRun(
                 plan=plan,
@@ -125,7 +125,8 @@ def _executor(
 
     executor = RayExecutor(plan, Cluster.join(plan.recipe.ray_address), folder.path, observer.note)
     hosts = ", ".join(sorted(executor.hosts))
-    observer.note(f"up to {executor.floor.most} trials at once, each with a node of the Ray cluster to itself: {hosts}")
+    sharing = "sharing its nodes" if executor.floor.shares_nodes else "each with a node to itself"
+    observer.note(f"up to {executor.floor.most} trials at once on the Ray cluster, {sharing}: {hosts}")
     reap_left_over(store, name, observer, executor.reap)
     return executor
 

@@ -452,7 +452,8 @@ class StudyRun:
         recorder = _Recorder(run=self, number=trial.number, kept=kept)
         self.endings.entered(trial.number, Phase.WAITING)
         try:
-            assignment = Assignment(trial=trial.number, order=order, host=self._host(trial))
+            seat = None if place.company is None else place.seat
+            assignment = Assignment(trial=trial.number, order=order, host=self._host(trial), seat=seat)
             run = await self.executor.perform(assignment, recorder)
             found = with_company(run.result, place.company)
             run = replace(run, result=with_interference(self.trials(), trial, found))

@@ -109,7 +109,7 @@ class ParallelSearch:
         """The baseline beside others, once a study: where it was measured alone, and others run that it fits beside."""
         trials, seats = self._study.trials(), self._floor.seats
         base = trials[0]
-        if not self._floor.one_node or not base.measured or seats.idle:
+        if not self._floor.shares_nodes or not base.measured or seats.idle:
             return None
         if any(one.origin is Origin.PROBE for one in trials):
             return None
@@ -118,7 +118,7 @@ class ParallelSearch:
 
     def _begin(self, choice: Choice, seat: Seat, company: Company) -> Awaitable[None]:
         trial = choice.begun or self._study.begin(choice)
-        return self._study.perform(trial, Place(seat=seat, company=company if self._floor.one_node else None))
+        return self._study.perform(trial, Place(seat=seat, company=company if self._floor.shares_nodes else None))
 
 
 def with_company(result: TrialResult, company: Company | None) -> TrialResult:

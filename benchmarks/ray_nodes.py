@@ -139,7 +139,7 @@ def run_list(folder: Path, address: str, nodes: int, count: int, scale: float) -
         Projection.open(store) as projection,
         closing(RayExecutor(plan, Cluster.join(address), folder, watch.note, pace=1.0 / scale)) as executor,
     ):
-        executor.limit_to(nodes)
+        executor.placing.limit_to(nodes)
         run = StudyRun(
             plan=plan,
             study=store.create_or_resume_study(spec_of(plan)),

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from autotune.engine.base import ServerIdentity
 from autotune.engine.gpu_memory import GpuGuard, HeldGpu
+from autotune.engine.marker import marker_of
+from autotune.engine.processes import snapshot
 from autotune.engine.reaping import ReapReport, abandoned_marker, marked, reap
 from autotune.errors import NodeBusy
 from autotune.node.leases import TRIES, Lease, LeaseRecord, NodeLeases, ResourceKind, gpu_resource
@@ -142,6 +144,16 @@ class NodeHold:
             return ()
         mine = {lease.resource.file for lease in self._held.values()}
         return tuple(found.record for found in self._leases.held(ResourceKind.GPU) if found.file not in mine)
+
+    def pids_of_study(self) -> frozenset[int]:
+        """Processes of this study's servers on GPUs that another of its processes holds: other trials on a shared node.
+
+        By what the leases tell, each with the marker of the server under it.
+        """
+        mine = {lease.study for lease in self._held.values()}
+        markers = {found.marker for found in self.neighbours() if found is not None and found.study in mine}
+        markers.discard("")
+        return frozenset(pid for pid in snapshot() if marker_of(pid) in markers) if markers else frozenset()
 
     def close(self) -> None:
         """Give everything back; twice is fine."""

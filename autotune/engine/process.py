@@ -185,7 +185,9 @@ class ProcessEngine:
             judge=lambda failure: self._judged(failure, plan, lease),
             gone=lambda: self._gone(plan, port, lease),
             strangers=lambda own: self._guard.strangers(plan.gpu_indices, own),
-            neighbours=lambda own, tuner: self._guard.neighbours(plan.gpu_indices, own, tuner),
+            neighbours=lambda own, tuner: self._guard.neighbours(
+                plan.gpu_indices, own, {*tuner, *self._hold.pids_of_study()}
+            ),
             free_gpus=lambda: self._guard.wait_free(plan.gpu_indices, settings.memory_deadline_s),
             energy=lambda: read_energy(self._guard.probe, plan.gpu_indices),
             probe=self._guard.probe,

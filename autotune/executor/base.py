@@ -14,7 +14,7 @@ from autotune.engine.base import ServerIdentity
 from autotune.engine.reaping import ReapReport
 from autotune.records import ClockKind
 from autotune.scheduling.beside import RealTime, Turns
-from autotune.scheduling.seats import Seating
+from autotune.scheduling.seats import Seat, Seating
 from autotune.trial import TrialObserver, TrialOrder, TrialRun
 
 
@@ -25,14 +25,14 @@ class Floor:
     Attributes:
         most: trials at once; 1 for one after the other.
         turns: of the clock that they share.
-        one_node: whether trials at the same time are neighbours on one node, so that what they show has to be measured
-            alone before it decides; otherwise each has a node to itself.
+        shares_nodes: whether trials at the same time may be neighbours on a node, so that what they show has to be
+            measured alone before it decides; otherwise each has a node to itself.
     """
 
     seats: Seating
     most: int = 1
     turns: Turns = field(default_factory=RealTime)
-    one_node: bool = True
+    shares_nodes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,13 @@ class Assignment:
         trial: its number in the study.
         order: what to do; GPUs and cores are those of the seat as far as the tuner knows them.
         host: the machine that it should run on where there are several and that one is there; None for any.
+        seat: its place beside others; None for a node to itself.
     """
 
     trial: int
     order: TrialOrder
     host: str | None = None
+    seat: Seat | None = None
 
 
 class Executor(Protocol):

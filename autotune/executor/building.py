@@ -86,14 +86,17 @@ def floor_of(plan: StudyPlan, engine: Engine, probe: GpuProbe | None) -> Floor:
     """How the study's trials share the node."""
     if isinstance(engine, SimulatedEngine):
         return Floor(seats=Seats(plan.node), most=trials_at_once(plan, ()), turns=engine.time)
-    cores = own_cores()
-    most = trials_at_once(plan, cores)
-    if most == 1:
-        return Floor(seats=Seats(plan.node))
+    most = trials_at_once(plan, own_cores())
+    return Floor(seats=Seats(plan.node) if most == 1 else bound_seats(plan, probe), most=most)
+
+
+def bound_seats(plan: StudyPlan, probe: GpuProbe | None) -> Seats:
+    """Places on a machine that trials share, each with cores of its own; those of the whole plan's GPUs."""
     # Of a machine whose other GPUs another study may use, this study's trials get these GPUs' share.
+    cores = own_cores()
     count = len(probe.list_gpus()) if probe is not None else plan.node.gpu_count
     where = CoreMap(allowed=cores, of_numa=numa_cores(), gpus=max(count, plan.node.gpu_count))
-    return Floor(seats=Seats(plan.node, where, node_leases(plan), bind_client=bind_this_process(cores)), most=most)
+    return Seats(plan.node, where, node_leases(plan), bind_client=bind_this_process(cores))
 
 
 def node_leases(plan: StudyPlan) -> NodeLeases:

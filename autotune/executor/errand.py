@@ -33,6 +33,8 @@ class Errand:
         order: its folder is the tuner's.
         shares_folder: whether that folder is the same on the node; otherwise raw files are written on the node and
             sent when the attempt has ended.
+        shared_gpus: GPUs of a node that it shares with other trials, as Ray has made them visible; None for a node to
+            itself.
         pace: real seconds that a virtual one takes in a simulation; 0 for none. Benchmarks and tests wait so.
     """
 
@@ -40,6 +42,7 @@ class Errand:
     order: TrialOrder
     shares_folder: bool
     pace: float = 0.0
+    shared_gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

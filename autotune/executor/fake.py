@@ -72,7 +72,7 @@ class FakeExecutor:
     def floor(self) -> Floor:
         if self._floor is None:
             most = len(self.hosts)
-            self._floor = Floor(seats=NodeSeats(most), most=most, turns=self.engine.time, one_node=False)
+            self._floor = Floor(seats=NodeSeats(most), most=most, turns=self.engine.time, shares_nodes=False)
         return self._floor
 
     def now(self) -> float:

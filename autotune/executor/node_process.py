@@ -26,7 +26,7 @@ from autotune.engine.simulated import SimulatedEngine
 from autotune.engine.virtual_time import PacedTime
 from autotune.errors import AutotuneError, ClusterUnusable
 from autotune.executor.base import Assignment
-from autotune.executor.building import fetch_all_weights, local_executor
+from autotune.executor.building import bound_seats, fetch_all_weights, local_executor
 from autotune.executor.errand import (
     END,
     HEAD,
@@ -48,7 +48,7 @@ from autotune.load.loops import new_loop
 from autotune.node.machine import cache_dir
 from autotune.node.nvml_probe import open_probe
 from autotune.planning import StudyPlan
-from autotune.records import EngineKind, LoadLevel, Phase
+from autotune.records import EngineKind, LoadLevel, Node, Phase
 from autotune.trial import TrialRun
 
 Tell = Callable[[Event], None]
@@ -138,7 +138,7 @@ async def _until_told(plan: StudyPlan, errand: Errand, asked: BinaryIO, tell: Te
 
 
 async def attempt(plan: StudyPlan, errand: Errand, tell: Tell) -> TrialRun:
-    """The attempt on this machine, with its own GPUs, leases, caches and ports.
+    """The attempt on this machine, with its own GPUs, leases, caches and ports: those that Ray has made visible.
 
     Raises:
         ClusterUnusable: the GPUs here are not those that the study is planned for.
@@ -146,12 +146,8 @@ async def attempt(plan: StudyPlan, errand: Errand, tell: Tell) -> TrialRun:
     real = plan.engine is EngineKind.PROCESS
     probe = open_probe() if real and plan.node.gpus else None
     here = node_here(probe, os.environ) if real else plan.node
-    if here.name != plan.node.name:
-        raise ClusterUnusable(
-            f"this node is {here.name} now, and the study is for {plan.node.name}",
-            hint="Look at its GPUs with `autotune doctor`, or leave it out with --ray-nodes.",
-        )
-    own = replace(plan, node=here, cache_dir=cache_dir(os.environ))
+    check_gpus(here, plan.node, errand.shared_gpus if real else None)
+    own = replace(plan, node=replace(here, name=plan.node.name), cache_dir=cache_dir(os.environ))
     await asyncio.to_thread(fetch_all_weights, own, lambda text: tell(Told(text=text)))
     executor = local_executor(own, probe, lambda text: tell(Told(text=text)))
     if errand.pace and isinstance(executor.engine, SimulatedEngine):
@@ -159,10 +155,34 @@ async def attempt(plan: StudyPlan, errand: Errand, tell: Tell) -> TrialRun:
         executor.clock_s = executor.engine.now
     with closing(executor):
         await executor.take()
-        seat = executor.floor.seats.whole(own.demand_of(errand.order.launch.config))
+        demand = own.demand_of(errand.order.launch.config)
+        shared = bound_seats(own, probe) if real and errand.shared_gpus else None
+        seat = (shared and shared.take(demand)) or executor.floor.seats.whole(demand)
         launch = replace(errand.order.launch, gpu_indices=seat.indices, server_cores=seat.server_cores)
         order = replace(errand.order, launch=launch)
-        return await executor.perform(Assignment(trial=errand.trial, order=order), _Teller(tell=tell))
+        try:
+            return await executor.perform(Assignment(trial=errand.trial, order=order), _Teller(tell=tell))
+        finally:
+            if shared is not None:
+                shared.leave(seat)
+
+
+def check_gpus(here: Node, planned: Node, shared: int | None) -> None:
+    """Whether these are GPUs for the study.
+
+    Args:
+        shared: how many of a node that others share; None for the whole planned one.
+
+    Raises:
+        ClusterUnusable: they are not.
+    """
+    of_kind = {(gpu.name, gpu.memory_bytes) for gpu in here.gpus} <= {(g.name, g.memory_bytes) for g in planned.gpus}
+    if here.name != planned.name if shared is None else here.gpu_count != shared or not of_kind:
+        wanted = planned.name if shared is None else f"{shared} GPUs of {planned.name}"
+        raise ClusterUnusable(
+            f"this node is {here.name} now, and the study is for {wanted}",
+            hint="Look at its GPUs with `autotune doctor`, or leave it out with --ray-nodes.",
+        )
 
 
 if __name__ == "__main__":

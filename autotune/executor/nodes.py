@@ -175,3 +175,8 @@ class NodeSeats:
     def leave(self, seat: Seat) -> None:
         """Its trial has ended."""
         self._free.update(seat.places)
+
+    def beside(self, seat: Seat, other: Seat) -> bool:
+        """No two are on one node."""
+        del seat, other
+        return False

@@ -1,7 +1,6 @@
-"""The executor on a Ray cluster: each attempt is a Ray task in a placement group that is a whole node.
+"""The executor on a Ray cluster: each attempt is a Ray task in a placement group of its own (ray_placing.py).
 
-Ray decides which node (STRICT_PACK: all GPUs of a trial on one), notices when one is lost, and ends tasks and groups
-with the tuner that made them. Only alike nodes are candidates, by their labels; after a loss, others than the lost one.
+Ray decides which node that is, notices when one is lost, and ends tasks and groups with the tuner that made them.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.engine.base import Milestone, ServerIdentity
 from autotune.engine.reaping import ReapReport, reap
-from autotune.errors import AutotuneError, ClusterUnusable, NodeBusy, StorageError
+from autotune.errors import AutotuneError, StorageError
 from autotune.executor.base import Assignment, Floor
 from autotune.executor.errand import (
     Entered,
@@ -34,18 +33,14 @@ from autotune.executor.errand import (
     unpacked,
 )
 from autotune.executor.lost import Lost, lost_run
-from autotune.executor.nodes import NodeReport, NodeSeats
+from autotune.executor.nodes import NodeReport
 from autotune.executor.ray_cluster import Cluster
+from autotune.executor.ray_placing import Placing
 from autotune.executor.ray_task import GOES_S, Wishes, task
 from autotune.planning import StudyPlan
 from autotune.records import ClockKind, EngineKind, LoadLevel, Phase
 from autotune.trial import TrialObserver, TrialRun
 
-POLL_S = 0.5
-TOLD_S = 60.0
-"""How long a trial waits for its node before the operator is told."""
-GONE_S = 120.0
-"""How long a study waits for nodes when none is left."""
 END, HURRY = 1, 2
 
 
@@ -97,16 +92,13 @@ class RayExecutor:
         """
         self._plan, self._cluster, self._tell = plan, cluster, tell
         self._folder, self._pace = folder.resolve(), pace
-        self._nodes = {one.id: one for one in self._fitting(cluster.usable(plan.recipe.ray_nodes, self._folder))}
+        self.placing = Placing(plan, cluster, self._folder, tell)
         self.performed: list[tuple[int, str]] = []
-        self._lost: dict[int, set[str]] = {}
-        self._running = 0
-        most = sum(self._room(one) for one in self._nodes.values())
-        self._floor = Floor(seats=NodeSeats(most), most=most, one_node=False)
         self._sent = cluster.ray.put(packed(travelling(plan)))
         self._wishes = self._desk()
-        unshared = sorted({one.host for one in self._nodes.values() if not one.reads})
-        drivers = sorted({str(one.node.driver) for one in self._nodes.values() if one.node.gpus})
+        nodes = self.placing.nodes.values()
+        unshared = sorted({one.host for one in nodes if not one.reads})
+        drivers = sorted({str(one.node.driver) for one in nodes if one.node.gpus})
         if len(drivers) > 1:
             tell(f"the nodes have different drivers ({', '.join(drivers)}), which figures may show")
         if unshared:
@@ -119,19 +111,13 @@ class RayExecutor:
 
     @property
     def floor(self) -> Floor:
-        """A place for each node."""
-        return self._floor
+        """A place for each node, or for each GPU where trials share nodes."""
+        return self.placing.floor
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """Names of the nodes' machines."""
-        return tuple(one.host for one in self._nodes.values())
-
-    def limit_to(self, nodes: int) -> None:
-        """Use no more than so many of them; before anything is performed."""
-        self._nodes = dict(list(self._nodes.items())[:nodes])
-        most = sum(self._room(one) for one in self._nodes.values())
-        self._floor = Floor(seats=NodeSeats(most), most=most, one_node=False)
+        return tuple(one.host for one in self.placing.nodes.values())
 
     def now(self) -> float:
         """Real seconds, which a study on a cluster is limited in."""
@@ -154,122 +140,30 @@ class RayExecutor:
 
     async def perform(self, assignment: Assignment, observer: TrialObserver) -> TrialRun:
         """See the seam."""
-        self._running += 1
-        try:
-            while (run := await self._tried(assignment, observer)) is None:
-                self._tell(f"trial {assignment.trial}: the node that it waited for went; it waits for another")
-        finally:
-            self._running -= 1
+        anywhere = False
+        while (run := await self._tried(assignment, observer, anywhere=anywhere)) is None:
+            self._tell(f"trial {assignment.trial}: the node that it waited for went or is used; it waits for another")
+            anywhere = True
         return run
 
-    async def _tried(self, assignment: Assignment, observer: TrialObserver) -> TrialRun | None:
-        """The attempt on a node; None where all that it could have had went before."""
+    async def _tried(self, assignment: Assignment, observer: TrialObserver, *, anywhere: bool) -> TrialRun | None:
+        """The attempt on a node; None where all that it could have had went before, or are used by others."""
         from ray.util import remove_placement_group
 
-        candidates = await self._candidates(assignment)
-        group = self._group(candidates)
+        group, candidates = await self.placing.group(assignment, anywhere=anywhere)
         try:
-            node = await self._placed(group, candidates, assignment)
+            node = await self.placing.place(group, candidates, assignment, anywhere=anywhere)
             if node is None:
                 return None
             self.performed.append((assignment.trial, node.id))
-            run = await self._on(node, group, assignment, observer)
+            self.placing.begun()
+            try:
+                run = await self._on(node, group, assignment, observer)
+            finally:
+                self.placing.ended()
         finally:
             remove_placement_group(group)
         return replace(run, result=replace(run.result, host=node.host))
-
-    # --- where ------------------------------------------------------------------------------------------------------
-
-    def _fitting(self, nodes: tuple[NodeReport, ...]) -> tuple[NodeReport, ...]:
-        """Nodes with as many GPUs as the planned one; of a simulation Ray's figures alone are there to be compared.
-
-        Raises:
-            ClusterUnusable: no node has them.
-        """
-        need = self._plan.node
-        fitting = tuple(one for one in nodes if self._room(one))
-        if self._plan.engine is EngineKind.PROCESS:
-            fitting = tuple(one for one in fitting if one.node.name == need.name)
-        if not fitting:
-            raise ClusterUnusable(
-                f"no node of the Ray cluster has the {need.gpu_count} GPUs of {need.name}", hint="See `ray status`."
-            )
-        return fitting
-
-    def _room(self, node: NodeReport) -> int:
-        """Trials that Ray can place there: one, but on nodes larger than a simulated one."""
-        need = self._plan.node.gpu_count
-        return node.gpus // need if need else min(1, node.cpus)
-
-    def _bundle(self) -> dict[str, float]:
-        need = self._plan.node.gpu_count
-        return {"GPU": float(need)} if need else {"CPU": float(min(one.cpus for one in self._nodes.values()))}
-
-    async def _candidates(self, assignment: Assignment) -> tuple[str, ...]:
-        """Nodes for an attempt: the wanted machine's where it is there, and none that it was lost on if others are.
-
-        Raises:
-            ClusterUnusable: no node is left, and none came back in time.
-        """
-        waited_s = time.monotonic()
-        while True:
-            alive = self._cluster.nodes()
-            here = [node for node in self._nodes if node in alive]
-            if here:
-                break
-            await self._welcome(alive)
-            if time.monotonic() - waited_s > GONE_S:
-                raise ClusterUnusable(
-                    f"none of the nodes of this study is left ({', '.join(self.hosts)})",
-                    hint="Bring one back with `ray start`, then the same command goes on.",
-                )
-            await asyncio.sleep(POLL_S)
-        elsewhere = [node for node in here if node not in self._lost.get(assignment.trial, ())]
-        wanted = [node for node in elsewhere if self._nodes[node].host == assignment.host]
-        return tuple(wanted or elsewhere or here)
-
-    async def _welcome(self, alive: dict[str, dict[str, Any]]) -> None:
-        """Nodes that joined since, if they are like the others."""
-        fresh = [node for node in alive if node not in self._nodes]
-        kinds = {one.kind for one in self._nodes.values()}
-        for one in await asyncio.to_thread(self._cluster.reports, fresh, self._folder):
-            if one.kind in kinds and self._room(one):
-                self._nodes[one.id] = one
-
-    def _group(self, candidates: Sequence[str]) -> Any:
-        from ray.util import placement_group
-
-        return placement_group(
-            [self._bundle()],
-            strategy="STRICT_PACK",
-            bundle_label_selector=[{"ray.io/node-id": f"in({','.join(candidates)})"}],
-        )
-
-    async def _placed(self, group: Any, candidates: Sequence[str], assignment: Assignment) -> NodeReport | None:
-        """Wait for the node; None when none of them is left.
-
-        Raises:
-            NodeBusy: somebody else uses all of them, for longer than the study waits.
-        """
-        from ray.util import placement_group_table
-
-        begun_s, told = time.monotonic(), False
-        while not await asyncio.to_thread(group.wait, POLL_S):
-            if not set(candidates) & set(self._cluster.nodes()):
-                return None
-            waited_s = time.monotonic() - begun_s
-            if self._running > len(self._nodes):
-                begun_s = time.monotonic()  # behind trials of its own
-            elif waited_s > max(self._plan.recipe.gpu_busy_s, TOLD_S / 4):
-                raise NodeBusy(
-                    f"no node of the Ray cluster has become free for trial {assignment.trial} in {waited_s:.0f} s",
-                    hint="`ray status` shows who uses them; --gpu-busy wait would have waited.",
-                )
-            elif waited_s > TOLD_S and not told:
-                told = True
-                self._tell(f"trial {assignment.trial} waits for a free node of the Ray cluster")
-        (node,) = placement_group_table(group)["bundles_to_node_id"].values()
-        return self._nodes.get(node)
 
     # --- one attempt ------------------------------------------------------------------------------------------------
 
@@ -285,10 +179,13 @@ class RayExecutor:
 
         folder = assignment.order.launch.directory.resolve()
         order = replace(assignment.order, launch=replace(assignment.order.launch, directory=folder))
-        errand = Errand(trial=assignment.trial, order=order, shares_folder=node.reads, pace=self._pace)
+        bundle = self.placing.bundle(assignment)
+        shared = None if assignment.seat is None or not self.floor.shares_nodes else int(bundle["GPU"])
+        errand = Errand(
+            trial=assignment.trial, order=order, shares_folder=node.reads, pace=self._pace, shared_gpus=shared
+        )
         running = _Running(observer=observer, node=node, folder=folder, key=secrets.token_hex(8))
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        bundle = self._bundle()
         remote = self._cluster.ray.remote(num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_retries=0)
         stream = (
             remote(task)
@@ -299,7 +196,7 @@ class RayExecutor:
         try:
             return await self._heard(running)
         except _Lost as lost:
-            self._lost.setdefault(assignment.trial, set()).add(node.id)
+            self.placing.lost(assignment.trial, node.id)
             left = "" if running.scratch is None else f"; what it wrote may still lie there in {running.scratch}"
             told = Lost(host=node.host, phase=running.phase, elapsed_s=running.elapsed_s, why=f"{lost}{left}")
             return lost_run(told, self.clock, observer)

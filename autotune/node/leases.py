@@ -160,6 +160,11 @@ class Lease:
         """Of the locked file; a process that inherits it holds the lease too."""
         return self._descriptor
 
+    @property
+    def study(self) -> str:
+        """Whose it is."""
+        return self._record.study
+
     def server_started(self, marker: str, pgid: int | None) -> None:
         """A server runs under it from now on: whoever finds the lease abandoned is to look for that."""
         self._record = replace(self._record, marker=marker, pgid=pgid)

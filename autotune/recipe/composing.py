@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import InvalidOption
-from autotune.recipe.asked import AUTO_PARALLEL, EXPECTING_SAMPLER, NAME_PATTERN, ExecutorChoice, LoadChoice, Recipe
+from autotune.recipe.asked import EXPECTING_SAMPLER, NAME_PATTERN, ExecutorChoice, LoadChoice, Recipe
 from autotune.store.folder import DATABASE_NAME
 from autotune.webhook_url import parsed as parsed_url
 
@@ -68,9 +68,6 @@ def _check_executor(recipe: Recipe) -> None:
         return
     if recipe.gpus is not None:
         raise InvalidOption("--gpus", ",".join(map(str, recipe.gpus)), "nothing with --executor ray: see --ray-nodes")
-    if recipe.parallel != 1:
-        shown = "auto" if recipe.parallel == AUTO_PARALLEL else str(recipe.parallel)
-        raise InvalidOption("--parallel", shown, "1 with --executor ray: each trial has a node to itself")
 
 
 def check_name(name: str) -> None:

@@ -48,7 +48,7 @@ class RealTime:
 
 @dataclass(slots=True)
 class Company:
-    """Who ran beside a trial.
+    """Who ran beside a trial on its node.
 
     Attributes:
         now: other trials that run at this moment.
@@ -182,7 +182,8 @@ class Beside(Generic[Job]):
 
     def _count(self) -> None:
         for one in self._running.values():
-            one.company.count(len(self._running) - 1)
+            others = (other for other in self._running.values() if other is not one)
+            one.company.count(sum(self.seats.beside(one.seat, other.seat) for other in others))
 
     async def _end_all(self) -> None:
         """Cancel what runs and wait for its end, whoever cancels meanwhile."""

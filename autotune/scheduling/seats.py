@@ -81,6 +81,10 @@ class Seating(Protocol):
         """Its trial has ended."""
         ...
 
+    def beside(self, seat: Seat, other: Seat) -> bool:
+        """Whether trials of two seats that are taken run on one node."""
+        ...
+
 
 class Seats:
     """Who sits where on one node. Of one study, which holds the leases of the node's GPUs.
@@ -144,6 +148,11 @@ class Seats:
         for lease in self._taken.pop(seat, ()):
             lease.release()
         self._tell_client()
+
+    def beside(self, seat: Seat, other: Seat) -> bool:
+        """There is one node."""
+        del seat, other
+        return True
 
     def _indices(self, places: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._node.gpus[one].index for one in places)

@@ -24,8 +24,9 @@ from executor_contract import MODEL, WHOLE, Bench, Benched, Watcher
 from autotune.executor.ray_cluster import Cluster
 from autotune.executor.ray_executor import RayExecutor
 from autotune.planning import StudyPlan, Surroundings, make_plan
-from autotune.recipe import ExecutorChoice, LoadChoice, Recipe
-from autotune.records import FailureClass, Outcome, Phase
+from autotune.recipe import AUTO_PARALLEL, ExecutorChoice, LoadChoice, Recipe
+from autotune.records import FailureClass, Origin, Outcome, Phase, PickRule
+from autotune.search.pareto import pick
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
 from autotune.store.folder import StudyFolder
@@ -138,13 +139,13 @@ def test_raw_files_come_from_a_node_that_does_not_share_the_folder(benched: Benc
     async def scenario(bench: Bench) -> None:
         executor = bench.executor
         assert isinstance(executor, RayExecutor)
-        shared = dict(executor._nodes)
-        executor._nodes = {key: replace(one, reads=False) for key, one in shared.items()}
+        shared = dict(executor.placing.nodes)
+        executor.placing.nodes = {key: replace(one, reads=False) for key, one in shared.items()}
         try:
             assignment = bench.assignment()
             run = await executor.perform(assignment, Watcher())
         finally:
-            executor._nodes = shared
+            executor.placing.nodes = shared
         names = {path.name for path in assignment.order.launch.directory.iterdir()}
         assert names == {f"level-{found.level.name}.jsonl.gz" for found in run.result.measurements}
 
@@ -218,6 +219,60 @@ def test_a_trial_whose_worker_is_killed_is_done_elsewhere_and_nothing_is_lost(
     assert len({node for _, node in executor.performed}) == 2
 
 
+class Listener:
+    """An observer that hears what is noted."""
+
+    def __init__(self) -> None:
+        self.at_once: dict[int, int] = {}
+        self.running: set[int] = set()
+
+    def trial_started(self, trial: Any, *, counted: int, target: int, repeats_left: int) -> None: ...
+
+    def phase(self, phase: Phase, detail: str, *, number: int) -> None:
+        (self.running.discard if phase is Phase.ENDED else self.running.add)(number)
+        self.at_once[number] = max(self.at_once.get(number, 0), len(self.running))
+
+    def trial_ended(self, trial: Any, trials: Any) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def test_trials_share_nodes_and_what_is_recommended_was_measured_alone(rays: Rays, tmp_path: Path) -> None:
+    """Two nodes of two GPUs carry four trials of one GPU, two on each."""
+    load = LoadChoice(concurrency=4, rate_rps=20.0, requests=16)
+    plan = plan_for(tmp_path, trials=6, repeats=0, load=load, parallel=AUTO_PARALLEL)
+    listener = Listener()
+    with (
+        Store.open(str(tmp_path / "autotune.db")) as store,
+        Projection.open(store) as projection,
+        ray_executor(rays, tmp_path / "s", plan, PACE) as (executor, _),
+    ):
+        run = StudyRun(
+            plan=plan,
+            study=store.create_or_resume_study(spec_of(plan)),
+            store=store,
+            folder=StudyFolder(root=tmp_path, name="s"),
+            executor=executor,
+            proposer=Proposer(plan.space, plan.recipe.sampler, plan.recipe.seed, configs=plan.feasible),
+            projection=projection,
+            observer=listener,
+        )
+        assert (executor.floor.most, executor.floor.shares_nodes) == (4, True)
+        asyncio.run(run.run())
+        trials = store.trials("s")
+    assert sum(trial.counted for trial in trials) == 6
+    assert all(trial.measured and trial.gpus == 1 for trial in trials)
+    beside = [trial for trial in trials if not trial.alone]
+    assert {trial.result.neighbours for trial in beside if trial.result} == {1}  # on its node, of up to three at once
+    assert trials[0].alone
+    assert [trial.origin for trial in trials].count(Origin.PROBE) == 1
+    assert max(listener.at_once.values()) >= 3
+    assert all(listener.at_once[trial.number] == 1 for trial in trials if trial.alone)
+    chosen = pick(trials, rule=PickRule.THROUGHPUT, slo=None)
+    assert chosen is not None
+    assert trials[chosen.number].alone or trials[chosen.number].repeat_of is not None
+
+
 def test_a_node_that_goes_is_left_for_another(rays: Rays, tmp_path: Path) -> None:
     plan = plan_for(tmp_path)
     extra = rays.cluster.add_node(**NODE)
@@ -226,12 +281,13 @@ def test_a_node_that_goes_is_left_for_another(rays: Rays, tmp_path: Path) -> Non
         async def scenario() -> None:
             bench = Bench(executor=executor, folder=tmp_path / "s")
             assignment = replace(bench.assignment(), host=os.uname().nodename)
-            executor._lost[assignment.trial] = {node.node_id for node in rays.nodes}  # so that it runs on the extra one
+            lost_on = executor.placing._lost  # so that it runs on the extra one
+            lost_on[assignment.trial] = {node.node_id for node in rays.nodes}
             watcher = Watcher()
             lost = asyncio.ensure_future(executor.perform(assignment, watcher))
             await watcher.reached.wait()
             behind = bench.assignment()  # waits for the same node, and for no other
-            executor._lost[behind.trial] = executor._lost[assignment.trial]
+            lost_on[behind.trial] = lost_on[assignment.trial]
             waiting = asyncio.ensure_future(executor.perform(behind, Watcher()))
             await asyncio.sleep(1.0)
             await asyncio.to_thread(rays.cluster.remove_node, extra, allow_graceful=False)

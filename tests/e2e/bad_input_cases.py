@@ -351,7 +351,6 @@ OPTIONS = (
     option("executor", "--executor", "slurm", says=("--executor", "'slurm'", "local, ray")),
     option("ray-nodes-local", "--ray-nodes", "gpu01", says=("--ray-nodes", "without --executor ray")),
     option("ray-client", "--executor", "ray", "--ray-address", "ray://h:10001", says=("--ray-address", "HOST:PORT")),
-    option("ray-parallel", "--executor", "ray", "--parallel", "auto", says=("--parallel", "a node to itself")),
     option("ray-gpus", "--executor", "ray", "--gpus", "0", says=("--gpus", "--ray-nodes")),
     option(
         "ray-away",

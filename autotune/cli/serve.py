@@ -53,6 +53,12 @@ def serve(
         list[str] | None,
         typer.Option(help="Pattern of model names that a request may name, e.g. 'meta-llama/*'; default: any name."),
     ] = None,
+    allow_ray_address: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST:PORT of a Ray cluster that a request may name, which runs code as this user; may be given again."
+        ),
+    ] = None,
     models_dir: Annotated[
         list[Path] | None,
         typer.Option(help="Folder below which a request may name a model's folder; may be given again."),
@@ -101,6 +107,7 @@ def serve(
             models=tuple(allow_model or ("*",)),
             model_folders=tuple(_folder("--models-dir", folder) for folder in models_dir or ()),
             files=None if files_dir is None else _folder("--files-dir", files_dir),
+            ray_addresses=tuple(_cluster(text) for text in allow_ray_address or ()),
             simulated_only=simulated_only,
         ),
         promotions_dir=None if promotions_dir is None else promotions_dir.absolute(),
@@ -110,6 +117,21 @@ def serve(
     )
     _check_address(settings)
     run_service(settings, typer.echo, tls=_tls(tls_cert, tls_key))
+
+
+def _cluster(text: str) -> str:
+    """A cluster's address.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    from autotune.errors import InvalidOption
+    from autotune.recipe import parse_address
+
+    address = parse_address(text, "--allow-ray-address")
+    if address is None:
+        raise InvalidOption("--allow-ray-address", text, "HOST:PORT; auto is always allowed")
+    return address
 
 
 def _folder(option: str, folder: Path) -> Path:

@@ -23,7 +23,7 @@ from autotune.engine.reaping import ReapReport, reap
 from autotune.errors import AutotuneError, ClusterUnusable
 from autotune.executor.nodes import NodeReport, alike, chosen, report_here
 from autotune.planning import Surroundings
-from autotune.recipe import EngineChoice, Recipe
+from autotune.recipe import EngineChoice, Recipe, parse_address
 
 if TYPE_CHECKING:
     import ray
@@ -33,6 +33,16 @@ ANSWER_S = 120.0
 """For a node to start a worker that tells what the node is; an idle one takes a second or two."""
 
 INSTALL = "pip install 'vllm-autotune[ray]' here and on every node; docs/nodes.md tells how to bring a cluster up."
+
+
+def check_ray() -> None:
+    """Whether Ray is there at all.
+
+    Raises:
+        ClusterUnusable: it is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ClusterUnusable("--executor ray needs Ray, which is not installed", hint=INSTALL)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,8 +61,7 @@ class Cluster:
         Raises:
             ClusterUnusable: Ray is not installed, or no cluster answers.
         """
-        if importlib.util.find_spec("ray") is None:
-            raise ClusterUnusable("--executor ray needs Ray, which is not installed", hint=INSTALL)
+        check_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
@@ -212,14 +221,16 @@ def _answers(where: str) -> None:
     """Ray itself takes more than a minute to find out that nobody is there.
 
     Raises:
+        InvalidOption: it is no port of anybody's; RAY_ADDRESS says it, as an option was looked at before.
         ClusterUnusable: nobody is.
     """
     host, colon, port = where.rpartition(":")
     if where == "auto" or not colon or not port.isdigit():
         return
+    parse_address(where, "RAY_ADDRESS")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ClusterUnusable(_unreached(where, str(error)), hint=_START) from None
 
 

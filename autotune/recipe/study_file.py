@@ -29,6 +29,7 @@ from autotune.recipe.words import (
     MOST_RATE_RPS,
     MOST_REQUESTS,
     MOST_TIME_S,
+    parse_address,
     parse_busy,
 )
 from autotune.records import Config, Objective, QualityThresholds
@@ -61,6 +62,14 @@ class QualityFile(BaseModel):
     perplexity_ratio: Annotated[float, Field(ge=1, le=100)] | None = None
     logprob_gap: Annotated[float, Field(gt=0, le=100)] | None = None
     agreement: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+def _check_address(text: str) -> str:
+    try:
+        parse_address(text)
+    except InvalidOption as error:
+        raise ValueError(error.allowed) from None
+    return text
 
 
 def _check_busy(text: str) -> str:
@@ -115,7 +124,9 @@ class StudyFile(BaseModel):
     stop_grace_s: Annotated[float, Field(ge=0, le=600)] | None = None
     parallel: Literal["auto"] | Annotated[int, Field(ge=1, le=MOST_PARALLEL)] | None = None
     executor: Annotated[ExecutorChoice, Field(strict=False)] | None = None
-    ray_address: Annotated[str, Field(pattern=ADDRESS)] | None = None
+    ray_address: (
+        Annotated[str, Field(json_schema_extra={"pattern": ADDRESS}), AfterValidator(_check_address)] | None
+    ) = None
     ray_nodes: Annotated[list[str], Field(min_length=1)] | None = None
     gpu_busy: Annotated[str, Field(pattern=r"^(wait|stop|[0-9.dhms]{2,40})$"), AfterValidator(_check_busy)] | None = (
         None
@@ -159,7 +170,7 @@ def _as_invalid_file(source: str, error: ValidationError) -> InvalidFile:
         fields = found.model_fields
         return InvalidFile(source, key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
     seen = "(not shown)" if key.startswith("notify_") else first.get("input")
-    return InvalidFile(source, key, seen, first["msg"])
+    return InvalidFile(source, key, seen, first["msg"].removeprefix("Value error, "))
 
 
 _CONVERTED = frozenset(

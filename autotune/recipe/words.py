@@ -9,7 +9,9 @@ import shlex
 from autotune.errors import InvalidOption
 from autotune.recipe.asked import AUTO_PARALLEL, MOST_PARALLEL, LoadChoice
 
-ADDRESS = r"^(auto|[A-Za-z0-9.-]{1,253}:[0-9]{1,5}|\[[0-9A-Fa-f:]{2,45}\]:[0-9]{1,5})$"
+_PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+ADDRESS = rf"^(auto|(?:[A-Za-z0-9.-]{{1,253}}|\[[0-9A-Fa-f:]{{2,45}}\]):{_PORT})$"
+"""Of a cluster's head; ports from 1 to 65535."""
 
 
 MOST_CONCURRENCY, MOST_RATE_RPS, MOST_REQUESTS = 65_536, 1e6, 10_000_000
@@ -145,7 +147,7 @@ def parse_parallel(text: str) -> int:
     return int(word)
 
 
-def parse_address(text: str) -> str | None:
+def parse_address(text: str, option: str = "--ray-address") -> str | None:
     """`auto` as None, or `HOST:PORT` of a cluster's head.
 
     Raises:
@@ -153,7 +155,7 @@ def parse_address(text: str) -> str | None:
     """
     word = text.strip()
     if not re.fullmatch(ADDRESS, word, re.ASCII):
-        raise InvalidOption("--ray-address", text, "auto, or HOST:PORT of the cluster's head, such as gpu01:6379")
+        raise InvalidOption(option, text, "auto, or HOST:PORT of the cluster's head, such as gpu01:6379")
     return None if word == "auto" else word
 
 

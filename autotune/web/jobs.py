@@ -10,7 +10,7 @@ import yaml
 
 from autotune.errors import ExitCode, StorageError
 from autotune.node.gpus import parse_node_name
-from autotune.recipe import compose, default_name, study_arguments
+from autotune.recipe import ExecutorChoice, compose, default_name, study_arguments
 from autotune.review.stopping import tell_to_stop
 from autotune.search.samplers import check_sampler
 from autotune.slo_text import parse_slo
@@ -94,6 +94,7 @@ def _checked(fields: dict[str, Any]) -> str:
 
     Raises:
         BadInput: something that cannot be used.
+        ClusterUnusable: it is for a Ray cluster, and Ray is not installed.
     """
     # A text that YAML cannot give back must not be found out when the study's turn comes.
     parse_yaml(yaml.safe_dump(fields, sort_keys=True), file="the body")
@@ -108,6 +109,10 @@ def _checked(fields: dict[str, Any]) -> str:
     )
     recipe = compose(arguments, {})
     check_sampler(recipe.sampler)
+    if recipe.executor is ExecutorChoice.RAY:
+        from autotune.executor.ray_cluster import check_ray  # with all that plans a study: few requests need it
+
+        check_ray()
     for node in (recipe.node, recipe.default_node):
         if node is not None:
             parse_node_name(node)

@@ -14,7 +14,7 @@ from autotune.node.gpus import known_nodes
 from autotune.node.nvml_probe import open_probe
 from autotune.node.probe import cpu_node, detect_node
 from autotune.promote import Target
-from autotune.recipe import AUTO_SPACE, WIDE_SPACE
+from autotune.recipe import AUTO_SPACE, WIDE_SPACE, ExecutorChoice
 from autotune.records import Node, PickRule, Topology
 from autotune.review.views import node_of
 from autotune.search.samplers import SAMPLERS
@@ -128,6 +128,8 @@ async def get_service(service: Service, call: Call) -> Answer:
                 "spaces": [AUTO_SPACE, WIDE_SPACE, *shipped_spaces()],
                 "samplers": list(SAMPLERS),
                 "nodes": list(known_nodes()),
+                "executors": [str(executor) for executor in ExecutorChoice],
+                "ray_addresses": ["auto", *policy.ray_addresses],
                 "targets": [str(target) for target in Target],
                 "pick_rules": [str(rule) for rule in PickRule],
                 "simulated_only": policy.simulated_only,

@@ -16,12 +16,11 @@ from typing import Any
 from autotune.engine.flags import from_argv
 from autotune.errors import InvalidOption, UnknownName
 from autotune.load.workloads import builtin_workloads
-from autotune.recipe import AUTO_SPACE, WIDE_SPACE
+from autotune.recipe import AUTO_SPACE, WIDE_SPACE, parse_address
 from autotune.search.space import shipped_spaces
 
-REFUSED_FIELDS = ("vllm_command", "notify_command", "notify_url", "ray_address")
-"""Keys of a study file that name a program or an address: only the operator's own are used. A Ray cluster that a study
-joins runs code as this user."""
+REFUSED_FIELDS = ("vllm_command", "notify_command", "notify_url")
+"""Keys of a study file that name a program or an address: only the operator's own are used."""
 
 TUNABLE = frozenset(
     (
@@ -47,6 +46,8 @@ class Policy:
         models: patterns of hub names that may be served.
         model_folders: folders below which models may be served.
         files: folder from which spaces, workloads, traces and prompts may be taken by name; None: shipped ones alone.
+        ray_addresses: of clusters that a study may join beside the one that RAY_ADDRESS says, or that this machine is
+            part of: a cluster runs code as this user.
         simulated_only: no real server may be started.
     """
 
@@ -54,6 +55,7 @@ class Policy:
     models: tuple[str, ...] = ("*",)
     model_folders: tuple[Path, ...] = ()
     files: Path | None = None
+    ray_addresses: tuple[str, ...] = ()
     simulated_only: bool = False
 
     def vetted(self, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class Policy:
         if prompts is not None:
             found["quality"] = {**found["quality"], "prompts": str(self._file("quality.prompts", prompts))}
         self._check_flags(found)
+        self._check_cluster(found)
         if self.simulated_only:
             if found.get("engine") == "process":
                 raise InvalidOption("engine", "process", "simulated: this service starts no servers")
@@ -117,6 +120,16 @@ class Policy:
         raise InvalidOption(
             key, name, "the name of a file that the service's operator offers", hint="See GET /api/v1/service."
         )
+
+    def _check_cluster(self, fields: Mapping[str, Any]) -> None:
+        said = fields.get("ray_address")
+        if said is not None and parse_address(said, "ray_address") not in (None, *self.ray_addresses):
+            raise InvalidOption(
+                "ray_address",
+                said,
+                ", ".join(("auto", *self.ray_addresses)),
+                hint="The service's operator allows clusters by --allow-ray-address.",
+            )
 
     def _check_flags(self, fields: Mapping[str, Any]) -> None:
         for name, value in from_argv([str(word) for word in fields.get("extra_args", ())]):

@@ -21,6 +21,7 @@ _IN_PATHS = frozenset({"study", "trial", "promotion"})
 _STATUS = {
     ExitCode.STUDY_BUSY: HTTPStatus.CONFLICT,
     ExitCode.NODE_BUSY: HTTPStatus.CONFLICT,
+    ExitCode.CLUSTER_UNUSABLE: HTTPStatus.CONFLICT,
     ExitCode.NOT_PROMOTABLE: HTTPStatus.CONFLICT,
     ExitCode.NOTHING_MEASURED: HTTPStatus.CONFLICT,
     ExitCode.STORAGE_LOCKED: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -120,7 +121,7 @@ def invalid(error: ValidationError, where: str) -> Refused:
         key = ".".join(str(part) for part in one["loc"])
         secret = key.partition(".")[0] in ("token", "notify_command", "notify_url")
         seen = None if secret or one["type"] == "missing" else shown(one.get("input"))
-        faults.append(Fault(key=shown_text(key), value=seen, allowed=one["msg"]))
+        faults.append(Fault(key=shown_text(key), value=seen, allowed=one["msg"].removeprefix("Value error, ")))
     first = faults[0]
     value = f" {first.value}" if first.value is not None else ""
     return Refused(

@@ -91,6 +91,8 @@ class PolicyDocument(Document):
     spaces: list[str]
     samplers: list[str]
     nodes: list[str]
+    executors: list[str]
+    ray_addresses: list[str]
     targets: list[str]
     pick_rules: list[str]
     simulated_only: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import signal
@@ -256,6 +257,9 @@ async def test_a_study_goes_on_with_more_trials_and_never_twice(tmp_path: Path) 
         ("notify_command", ["/bin/sh", "-c", "x"]),
         ("notify_url", "http://127.0.0.1/"),
         ("ray_address", "127.0.0.1:6379"),
+        ("ray_address", "gpu01:99999"),
+        ("ray_nodes", ["gpu01"]),
+        ("executor", "slurm"),
         ("description", "a\ud800"),
         ("description", "a\x00"),
         ("extra_args", ["--trust-remote-code"]),
@@ -321,6 +325,26 @@ async def test_what_the_operator_allowed_is_taken(tmp_path: Path) -> None:
         for wrong in ({"model": LLAMA}, {"model": str(models / "out")}, {"model": "org/x", "engine": "process"}):
             assert (await client.post(f"{API}/studies", {"name": "y", **wrong}))[0] == 422
         assert (await client.post(f"{API}/studies", {"name": "y", "model": "org/x"}))[0] == 202
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra [ray] is not installed")
+async def test_a_cluster_that_the_operator_allowed_is_joined(tmp_path: Path) -> None:
+    policy = Policy(ray_addresses=("gpu01:6379",))
+    async with serving(settings_in(tmp_path, policy=policy), program=PROGRAM) as client:
+        _, told = await client.get(f"{API}/service")
+        assert told["policy"]["executors"] == ["local", "ray"]
+        assert told["policy"]["ray_addresses"] == ["auto", "gpu01:6379"]
+        on_ray = {"model": LLAMA, "name": "x", "executor": "ray"}
+        for body in ({**on_ray, "ray_address": "gpu01:6379"}, {**on_ray, "name": "y"}):
+            status, job = await client.post(f"{API}/studies", body)
+            assert status == 202, job
+            written = yaml.safe_load(
+                (client.service.settings.folder / "studies" / f"{body['name']}.yaml").read_text()
+            )  # fmt: skip
+            assert written == body
+        for key, wrong in (("ray_address", "gpu02:6379"), ("ray_address", "gpu01:0"), ("gpus", [0])):
+            status, found = await client.post(f"{API}/studies", {**on_ray, "name": "z", key: wrong})
+            assert (status, found["exit_code"], [one["key"] for one in found["errors"]]) == (422, 24, [key])
 
 
 class TestPromotions:

@@ -351,6 +351,7 @@ OPTIONS = (
     option("executor", "--executor", "slurm", says=("--executor", "'slurm'", "local, ray")),
     option("ray-nodes-local", "--ray-nodes", "gpu01", says=("--ray-nodes", "without --executor ray")),
     option("ray-client", "--executor", "ray", "--ray-address", "ray://h:10001", says=("--ray-address", "HOST:PORT")),
+    option("ray-port", "--executor", "ray", "--ray-address", "gpu01:99999", says=("--ray-address", "HOST:PORT")),
     option("ray-gpus", "--executor", "ray", "--gpus", "0", says=("--gpus", "--ray-nodes")),
     option(
         "ray-away",

@@ -20,17 +20,15 @@ from autotune.engine.metrics_text import delta, restarted
 from autotune.engine.sampling import LevelSampler, read_cpu
 from autotune.errors import InvalidOption, ServerUnusable, StorageError
 from autotune.load.address import is_this_machine
-from autotune.load.arrivals import open_level
 from autotune.load.client import DriveOptions, drive
 from autotune.load.measure import summarise
 from autotune.load.preparing import PreparedPrompts, PromptSource, prepare_prompts
-from autotune.load.ramp import most_ttft_requests
 from autotune.load.reading import RequestError
 from autotune.load.records_file import LevelFile, level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
-from autotune.load.stats import samples_for
 from autotune.load.tokenizing import TextTokenizer, find_tokenizer
 from autotune.load.workload import Workload, check_lengths
+from autotune.measuring_order import MeasureOrder, level_seed, planned_levels
 from autotune.records import (
     Arrivals,
     Caveat,
@@ -42,46 +40,11 @@ from autotune.records import (
     PlannedRequest,
     RequestRecord,
     ServerDelta,
-    Slo,
 )
 from autotune.report.bench_serve_json import bench_serve_document, bench_serve_path, write_bench_serve
 from autotune.report.measured import MeasuredServer
 
 WARMUP_S = 120.0
-MIN_REQUESTS = 20
-MOST_REQUESTS = 100_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureOrder:
-    """What is to be measured.
-
-    Attributes:
-        model: the name to ask for; None for the only one that is served.
-        api_key_env: environment variable with the server's key.
-        concurrencies: closed loops, requests in flight, in the order to drive them.
-        rates: open loops after those, requests per second.
-        requests: of each level; None for enough that a p95 has an interval, in the time that a level may take; open
-            loops then go on while their p95 TTFT is not known well enough, as the TTFT level of a study does.
-        seed: of the prompts' content and of arrivals.
-        tokenizer: folder, file or hub name; None for what the server's model name leads to on this machine.
-        out: folder for raw records, as they are and as JSON of `vllm bench serve`; None to keep none.
-        level_deadline_s: after which a level is ended with its requests open.
-    """
-
-    url: str
-    workload: Workload
-    concurrencies: tuple[int, ...]
-    rates: tuple[float, ...]
-    seed: int
-    model: str | None = None
-    api_key_env: str | None = None
-    requests: int | None = None
-    tokenizer: str | None = None
-    gpus: int | None = None
-    slo: Slo | None = None
-    out: Path | None = None
-    level_deadline_s: float = 300.0
 
 
 @dataclass(slots=True)
@@ -152,48 +115,6 @@ def result_of(order: MeasureOrder, measuring: Measuring) -> MeasuredServer:
     )
 
 
-def planned_levels(order: MeasureOrder) -> tuple[LoadLevel, ...]:
-    """The levels with as many requests as are wanted of each, were time no matter."""
-    counts = order.workload.requests
-    enough = samples_for(95)
-    closed = [
-        LoadLevel(
-            name=f"concurrency-{concurrency}",
-            role=LevelRole.EXTRA,
-            arrivals=Arrivals.CLOSED,
-            requests=order.requests
-            # Ramp and tail, which are cut off, have one request per slot each.
-            or min(MOST_REQUESTS, max(enough + 2 * concurrency, counts.per_slot * concurrency)),
-            seed=_seed(order, place),
-            concurrency=concurrency,
-        )
-        for place, concurrency in enumerate(order.concurrencies, start=1)
-    ]
-    # No more than arrive in half the time that a level may take, so that the last ones can still end.
-    arriving = [max(MIN_REQUESTS, math.floor(rate * order.level_deadline_s / 2)) for rate in order.rates]
-    opened = [
-        _open(order, rate, min(MOST_REQUESTS, max(enough, counts.ttft), most), _seed(order, place))
-        for place, (rate, most) in enumerate(zip(order.rates, arriving, strict=True), start=1 + len(closed))
-    ]
-    return (*closed, *opened)
-
-
-def _open(order: MeasureOrder, rate: float, requests: int, seed: int) -> LoadLevel:
-    """An open loop of `requests`, or of as many as were asked for; only the first may grow."""
-    most = None
-    if order.requests is None:
-        most = most_ttft_requests(order.workload, requests, rate, longest_s=order.level_deadline_s / 2)
-    return open_level(
-        f"rate-{rate:g}",
-        LevelRole.EXTRA,
-        order.workload.open_arrivals,
-        requests=order.requests or requests,
-        seed=seed,
-        rate_rps=rate,
-        most_requests=most,
-    )
-
-
 class _Session:
     """The levels one after the other, and what the server was seen to do."""
 
@@ -228,7 +149,7 @@ class _Session:
             role=LevelRole.WARMUP,
             arrivals=Arrivals.CLOSED,
             requests=slots,
-            seed=_seed(self._order, 0),
+            seed=level_seed(self._order, 0),
             concurrency=slots,
         )
         self._tell(f"warm-up: {slots} requests")
@@ -348,10 +269,6 @@ class _Session:
     def _note_speed(self, measured: Measurement) -> None:
         if measured.duration_s > 0 and measured.completed:
             self._served_rps = max(self._served_rps or 0.0, measured.completed / measured.duration_s)
-
-
-def _seed(order: MeasureOrder, place: int) -> int:
-    return (order.seed * 1_000_003 + place) % 2**32
 
 
 def _check_fits(workload: Workload, server: FoundServer) -> None:

@@ -36,7 +36,8 @@ from autotune.store.places import Places
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudySpec, StudyState
-from autotune.study import StudyObserver, StudyRun
+from autotune.study import StudyRun
+from autotune.study_attempts import StudyObserver
 from autotune.trial_life import TrialLife
 
 

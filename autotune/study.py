@@ -7,40 +7,25 @@ finished trials stay, the attempt that was running is stopped (if anything of it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from autotune.budget import Budget, Ending, Spent, gpu_seconds, kept_for_again, lacking, promises_too_little
 from autotune.endings import Endings
-from autotune.engine.base import LaunchPlan, Milestone, ServerIdentity
-from autotune.engine.compile_cache import is_cured
-from autotune.errors import AutotuneError, StorageError, StudyFatal, StudyMismatch, VllmCommandError
-from autotune.executor.base import Assignment, Executor
-from autotune.life import Event, Instruction, next_event, verdict
+from autotune.executor.base import Executor
 from autotune.planning import StudyPlan
 from autotune.planning.calibration import NodeCalibration
-from autotune.planning.guarding import quality_order
 from autotune.planning.prior import SAMPLER, completer, prior_of, tried_first, why_tried
 from autotune.records import (
     Config,
-    Failure,
-    FailureClass,
-    LoadLevel,
-    LoadPlan,
     Origin,
-    Outcome,
-    Phase,
     Pick,
     Slo,
     Trial,
-    TrialResult,
 )
-from autotune.search.again import Again, next_again, salt_of, seed_of
+from autotune.search.again import Again, next_again
 from autotune.search.again import lacking as still_lacking
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
-from autotune.search.early import rivals_of
 from autotune.search.finalists import next_finalist
 from autotune.search.lessons import is_discouraged, lessons
 from autotune.search.pareto import pick
@@ -51,10 +36,9 @@ from autotune.store.folder import StudyFolder
 from autotune.store.projection import Projection
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord, StudyState
-from autotune.study_parallel import SHARED, Choice, ParallelSearch, Place, with_company, with_interference
+from autotune.study_attempts import Attempts, StudyObserver
+from autotune.study_parallel import SHARED, Choice, ParallelSearch, Place
 from autotune.time_limit import launch_s
-from autotune.trial import TrialOrder, TrialRun
-from autotune.trial_life import TrialLife, forsaken
 
 _SHORT = {Ending.TIME: "time", Ending.GPU_HOURS: "GPU hours"}
 _TOLD = {
@@ -64,22 +48,6 @@ _TOLD = {
 }
 
 
-class StudyObserver(Protocol):
-    """Told what happens, for people to watch; stores nothing and must not block."""
-
-    def trial_started(self, trial: Trial, *, counted: int, target: int, repeats_left: int) -> None:
-        """`repeats_left`: launches again that are still to come, this one included, as far as today's pick tells."""
-        ...
-
-    def phase(self, phase: Phase, detail: str, *, number: int) -> None:
-        """`number`: of the trial; several may run at once."""
-        ...
-
-    def trial_ended(self, trial: Trial, trials: Sequence[Trial]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
 @dataclass(slots=True)
 class StudyRun:
     """One run of a study in this process.
@@ -87,11 +55,10 @@ class StudyRun:
     Attributes:
         executor: performs its attempts; closed by whoever made it.
         calibration: what is known of the node from earlier studies; None where nothing can be.
-        places: of the trials that run beside others, by number.
         endings: asks the study to end.
         ending: why it ended.
         gain_left: what the sampler expected of its last proposal, as a share of the front's hypervolume.
-        gpu_s: seconds times GPUs that its attempts have used, in all runs.
+        attempts: does its trials.
         ended: trials that ended in this run: an earlier one has learnt from the others.
         slo: what the pick must meet; the plan's, or where that leaves it open, the one the study was made with.
     """
@@ -105,13 +72,12 @@ class StudyRun:
     projection: Projection
     observer: StudyObserver
     calibration: NodeCalibration | None = None
-    places: dict[int, Place] = field(init=False, default_factory=dict)
     endings: Endings = field(default_factory=Endings)
     ending: Ending = field(init=False, default=Ending.TRIALS)
     gain_left: float = field(init=False, default=0.0)
-    gpu_s: float = field(init=False, default=0.0)
     feasible: frozenset[Config] = field(init=False)
     slo: Slo | None = field(init=False)
+    attempts: Attempts = field(init=False)
     began_s: float = field(init=False)
     informed: bool = field(init=False, default=False)
     ended: set[int] = field(init=False, default_factory=set)
@@ -120,6 +86,17 @@ class StudyRun:
         self.feasible = frozenset(self.plan.feasible)
         self.slo = asked_slo(self.study.spec, self.plan.recipe.slo)
         self.began_s = self.executor.now()
+        self.attempts = Attempts(
+            plan=self.plan,
+            study=self.study,
+            store=self.store,
+            folder=self.folder,
+            executor=self.executor,
+            observer=self.observer,
+            endings=self.endings,
+            slo=self.slo,
+            told=self._tell,
+        )
 
     async def run(self) -> None:
         """Until the target is reached, no untried config is left, or the time is up.
@@ -132,7 +109,7 @@ class StudyRun:
         self.projection.sync(self.study.name)
         if self.calibration is not None and self.calibration.told is not None:
             self.observer.note(self.calibration.told)
-        self.gpu_s = self._stored_gpu_s()
+        self.attempts.gpu_s = self._stored_gpu_s()
         await self._search(await self._finish_interrupted())
         await self._repeat()
         await self._learn()
@@ -293,7 +270,7 @@ class StudyRun:
         """
         trials = self.trials()
         running_gpu_s = sum(one.gpus for one in beside) * (launch_s(trials) or 0.0)
-        spent = Spent(time_s=self.executor.now() - self.began_s, gpu_s=self.gpu_s + running_gpu_s)
+        spent = Spent(time_s=self.executor.now() - self.began_s, gpu_s=self.attempts.gpu_s + running_gpu_s)
         return lacking(self._budget, spent, launches, trials)
 
     @property
@@ -346,191 +323,20 @@ class StudyRun:
 
     async def perform(self, trial: Trial, place: Place) -> None:
         """Do a trial to its end, beside others."""
-        self.places[trial.number] = place
-        try:
-            await self._attempts(trial)
-        finally:
-            del self.places[trial.number]
-
-    def _place(self, trial: Trial) -> Place:
-        """Where a trial runs: its place beside others, or a whole node."""
-        found = self.places.get(trial.number)
-        return found or Place(seat=self.executor.floor.seats.whole(self.plan.demand_of(trial.config)))
-
-    def _host(self, trial: Trial) -> str | None:
-        """The machine that a trial should run on: launches again go where the baseline was measured, so that baseline
-        and pick have launches of their own on one machine."""
-        first = self.trials()[0]
-        return None if trial.origin in SHARED or first.result is None else first.result.host
+        self._show(trial)
+        await self.attempts.beside(trial, place)
 
     async def _attempts(self, trial: Trial) -> None:
-        """Launch a trial until it has an end that counts; faults of the environment are retried, boundedly.
+        """Do a trial to its end, alone."""
+        self._show(trial)
+        await self.attempts.alone(trial)
 
-        Raises:
-            StudyFatal: what no config can cure. The trial stays open: cured, the study goes on with it.
-        """
+    def _show(self, trial: Trial) -> None:
         self.observer.trial_started(
             trial, counted=self._counted(), target=self.study.target_trials, repeats_left=self._repeats_left()
         )
-        kept = TrialLife(self.store, self.study.name, trial.number)
-        while not kept.done:
-            if self.endings.asked:
-                raise asyncio.CancelledError
-            event = next_event(kept.life)
-            if event is Event.FORSAKEN:
-                result, cancelled = forsaken(self.executor.clock, simulated=self.study.simulated), False
-            else:
-                run = await self._attempt(trial, kept)
-                result, cancelled = run.result, run.cancelled
-                event = self._verdict(kept, result)
-            left, finished = kept.end(event, result)
-            if finished is not None:
-                self._tell(finished)
-            if cancelled or self.endings.asked:
-                raise asyncio.CancelledError
-            await self._perform_left(left, kept, trial, result.failure)
-
-    def _verdict(self, kept: TrialLife, result: TrialResult) -> Event:
-        return verdict(
-            kept.life,
-            result,
-            most_attempts=self.plan.recipe.attempts,
-            cured=result.failure is not None and is_cured(result.failure),
-            proven=any(trial.measured for trial in self.trials()),
-        )
-
-    async def _perform_left(
-        self, left: Sequence[Instruction], kept: TrialLife, trial: Trial, failure: Failure | None
-    ) -> None:
-        """What the end of an attempt asks for beyond the store."""
-        for instruction in left:
-            if instruction is Instruction.STOP_STUDY and failure is not None:
-                raise _fatal(trial.number, failure)
-            if instruction is Instruction.BACK_OFF and failure is not None:
-                why = failure.line or "no line of its log says why"
-                self.observer.note(f"trial {trial.number}: {failure.kind}, launched again: {why}")
-                await self.executor.sleep(kept.life.pause_s(self.plan.recipe.retry_pause_s))
 
     def _tell(self, finished: Trial) -> None:
         self.ended.add(finished.number)
         self.projection.sync(self.study.name)
         self.observer.trial_ended(finished, self.trials())
-
-    async def _attempt(self, trial: Trial, kept: TrialLife) -> TrialRun:
-        name, recipe = self.study.name, self.plan.recipe
-        directory = self.folder.attempt(trial.number, kept.attempt + 1)
-        kept.begin(directory)
-        load = self.plan.load_for(self.store.get_load_plan(name))
-        place, trials = self._place(trial), self.trials()
-        salt = salt_of(trials, trial)
-        # Beside others a config is slower: only others that were measured so show it to be worse.
-        against = trials if place.company is None else [one for one in trials if not one.alone]
-        order = TrialOrder(
-            number=salt,
-            launch=LaunchPlan(
-                model=self.plan.model_of(trial.config),
-                config=trial.config,
-                gpu_indices=place.seat.indices,
-                server_cores=place.seat.server_cores,
-                extra_args=recipe.extra_args,
-                directory=directory,
-                start_deadline_s=recipe.start_deadline_s,
-                stall_deadline_s=recipe.stall_deadline_s,
-                trial=salt,
-            ),
-            workload=self.plan.workload,
-            load=load,
-            fixed_load=self.plan.fixed_load,
-            gpus=max(1, trial.gpus),
-            seed=seed_of(trials, trial, recipe.seed),
-            level_deadline_s=recipe.level_deadline_s,
-            slo=self.slo,
-            objective=recipe.objective,
-            rivals=rivals_of(trial, against, recipe.abandon, self.slo),
-            quality=quality_order(self.plan, trials, trial),
-        )
-        recorder = _Recorder(run=self, number=trial.number, kept=kept)
-        self.endings.entered(trial.number, Phase.WAITING)
-        try:
-            seat = None if place.company is None else place.seat
-            assignment = Assignment(trial=trial.number, order=order, host=self._host(trial), seat=seat)
-            run = await self.executor.perform(assignment, recorder)
-            found = with_company(run.result, place.company)
-            run = replace(run, result=with_interference(self.trials(), trial, found))
-        except (asyncio.CancelledError, AutotuneError) as error:
-            with contextlib.suppress(StorageError):  # where the store is what failed, the next run marks the attempt
-                kept.cut_off(Event.REFUSED if isinstance(error, StudyFatal | VllmCommandError) else Event.INTERRUPTED)
-            raise
-        finally:
-            self.endings.entered(trial.number, Phase.ENDED)
-            self.gpu_s += trial.gpus * recorder.lasted_s
-        if run.argv:
-            self.store.record_argv(name, trial.number, kept.attempt, run.argv)
-        self._check_version(kept, run.result)
-        if self.store.get_load_plan(name) is None and run.load and _carried_its_load(run.result):
-            self.store.set_load_plan(name, run.load)
-            self.observer.note(_describe_load(run.load))
-        return run
-
-    def _check_version(self, kept: TrialLife, result: TrialResult) -> None:
-        """All trials of a study have one vLLM; a container's image, say, tells its version only once it runs.
-
-        Raises:
-            StudyMismatch: this server told another version than the trials before; the trial stays open.
-        """
-        told = result.facts.vllm_version if result.facts else None
-        facts = (trial.result.facts for trial in self.trials() if trial.result)
-        before = next((found.vllm_version for found in facts if found and found.vllm_version), None)
-        if told is not None and before is not None and told != before:
-            kept.cut_off(Event.REFUSED)
-            raise StudyMismatch(self.study.name, (("vllm_version", before, told),))
-
-
-@dataclass(slots=True)
-class _Recorder:
-    """Stores what an attempt does, and shows it."""
-
-    run: StudyRun
-    number: int
-    kept: TrialLife
-    lasted_s: float = 0.0
-    _phase: Phase = Phase.WAITING
-
-    def phase(self, phase: Phase, elapsed_s: float) -> None:
-        self._phase, self.lasted_s = phase, elapsed_s
-        self.run.endings.entered(self.number, phase)
-        self.kept.enter(phase, elapsed_s, self.run.executor.clock)
-        self.run.observer.phase(phase, "", number=self.number)
-
-    def identity(self, identity: ServerIdentity) -> None:
-        self.run.store.record_identity(self.run.study.name, self.number, self.kept.attempt, identity)
-
-    def milestone(self, milestone: Milestone) -> None:
-        self.run.observer.phase(self._phase, milestone.name, number=self.number)
-
-    def level(self, level: LoadLevel) -> None:
-        self.run.observer.phase(self._phase, level.name, number=self.number)
-
-
-def _fatal(trial: int, failure: Failure) -> StudyFatal:
-    line = failure.line or "see server.log"
-    return StudyFatal(
-        f"trial {trial} ended with {failure.kind}, which no config can cure: {line}",
-        hint=" ".join((*failure.remedies[:2], "Then the same command goes on.")),
-    )
-
-
-def _carried_its_load(result: TrialResult) -> bool:
-    """Whether a trial that found the load was driven with it to the end, if only to meet the SLO at no rate."""
-    missed = result.failure is not None and result.failure.kind is FailureClass.SLO_MISSED
-    return result.outcome is Outcome.MEASURED or missed
-
-
-def _describe_load(load: LoadPlan) -> str:
-    capacity = (
-        "" if load.capacity_rps_per_gpu is None else f" (capacity {load.capacity_rps_per_gpu:.2f} requests/s per GPU)"
-    )
-    return (
-        f"load fixed for the study: {load.concurrency_per_gpu} at once for throughput, "
-        f"{load.rate_rps_per_gpu:.2f} requests/s Poisson for TTFT, per GPU used{capacity}"
-    )

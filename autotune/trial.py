@@ -21,7 +21,8 @@ from autotune.records import (
     ServerFacts,
     TrialResult,
 )
-from autotune.trial_levels import Abandoned, FixedLoad, LevelFailed, TrialLevels, TrialOrder
+from autotune.trial_level_ends import Abandoned, LevelFailed
+from autotune.trial_levels import FixedLoad, TrialLevels, TrialOrder
 
 __all__ = ["FixedLoad", "TrialObserver", "TrialOrder", "TrialRun", "outcome_of", "run_trial"]
 

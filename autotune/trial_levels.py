@@ -19,7 +19,6 @@ from autotune.load.ramp import (
     ramp_point,
 )
 from autotune.load.ramp import load_plan as plan_load
-from autotune.load.reading import RequestError
 from autotune.load.records_file import level_path, write_records
 from autotune.load.requests import plan_caveats, plan_requests
 from autotune.load.warming import MOST_WARMUP_S, Warming
@@ -45,6 +44,7 @@ from autotune.records import (
 from autotune.search.early import Rivals, early_caveat
 from autotune.trial_further import Drive, FurtherLoad, drive_further
 from autotune.trial_goodput import GoodputOrder, find_goodput, goodput_caveats, slo_failure
+from autotune.trial_level_ends import LevelBeaten, LevelFailed, level_failure
 from autotune.trial_quality import QualityOrder, ask_quality
 
 _WARMUP, _LEVELS, _WARMUP_AGAIN, _RAMP, _GOODPUT, _FURTHER = 1, 2, 6, 100, 10_000_000, 20_000_000
@@ -96,30 +96,6 @@ class TrialOrder:
     further: FurtherLoad | None = None
     rivals: Rivals | None = None
     quality: QualityOrder | None = None
-
-
-class Abandoned(Exception):
-    """Nothing that the trial could still show would matter."""
-
-    def __init__(self, caveat: Caveat) -> None:
-        super().__init__(caveat.text)
-        self.caveat = caveat
-
-
-class LevelTooSlow(Abandoned):
-    """A level did not end in its time, though the server kept answering."""
-
-
-class LevelBeaten(Abandoned):
-    """A level showed that another config is better in both objectives."""
-
-
-class LevelFailed(Exception):
-    """A level ended in a way that makes its figures worthless."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.line)
-        self.failure = failure
 
 
 class TrialLevels:
@@ -246,7 +222,7 @@ class TrialLevels:
         while not warming.over:
             driven, measurement = await self._run(warming.level(self._seed(purpose + 10 * warming.passes)))
             if not is_valid(measurement):
-                raise _level_failure(measurement)
+                raise level_failure(measurement)
             warming.see(driven.records, driven.duration_s, driven.use.jit_compiles if driven.use else None)
             if self._clock is ClockKind.VIRTUAL:
                 return
@@ -314,7 +290,7 @@ class TrialLevels:
         )
         self.measurements.append(measurement)
         if must_carry and not is_valid(measurement):
-            raise _level_failure(measurement)
+            raise level_failure(measurement)
         rivals, found = self._order.rivals, None if looks is None else looks.found
         if rivals is not None and found is not None and measurement.void is None:
             self.early = rivals.end(found, measurement)
@@ -377,46 +353,3 @@ def _fixed_over(found: LoadPlan, order: TrialOrder) -> LoadPlan:
         )
         return replace(fixed_over, ttft_most_requests_per_gpu=most)
     return fixed_over
-
-
-def _level_failure(measurement: Measurement) -> Exception:
-    """What a level with too many failed requests says about the config."""
-    errors = ", ".join(f"{kind} x{count}" for kind, count in measurement.errors)
-    line = f"level {measurement.level.name}: {measurement.failed} of {measurement.planned} requests failed ({errors})"
-    kinds = {kind for kind, _ in measurement.errors}
-    if RequestError.DEADLINE in kinds and measurement.completed:
-        return LevelTooSlow(
-            Caveat(
-                code="too_slow",
-                text=f"level {measurement.level.name}: {measurement.completed} of {measurement.planned} requests had "
-                f"ended after {measurement.duration_s:.0f} s, so the level was cut off and the trial abandoned",
-                remedy="A config this slow is dominated; if all are, raise --level-deadline or lower --load.",
-            )
-        )
-    if kinds and kinds <= {RequestError.HTTP_AUTH}:
-        return LevelFailed(
-            Failure(
-                kind=FailureClass.MODEL_ACCESS,
-                line=line,
-                remedies=("The server asks for an API key; set VLLM_API_KEY to the one that it accepts.",),
-            )
-        )
-    if kinds and kinds <= {RequestError.HTTP_4XX}:
-        return LevelFailed(
-            Failure(
-                kind=FailureClass.INVALID_COMBINATION,
-                line=line,
-                remedies=("Raise --max-model-len (or leave it out): the server refuses requests of this workload.",),
-            )
-        )
-    if kinds and kinds <= {RequestError.DEADLINE, RequestError.STALLED}:
-        return LevelFailed(
-            Failure(
-                kind=FailureClass.HANG,
-                line=line,
-                remedies=("Look in server.log for where the server stopped answering.",),
-            )
-        )
-    return LevelFailed(
-        Failure(kind=FailureClass.CRASH, line=line, remedies=("Look in server.log for the first exception.",))
-    )

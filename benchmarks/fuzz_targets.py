@@ -37,7 +37,7 @@ from autotune.records import TrialResult
 from autotune.retention import parse_age
 from autotune.search.space import parse_space
 from autotune.slo_text import parse_slo
-from autotune.store.archive import open_archive
+from autotune.store.archive_file import open_archive
 from autotune.store.codec import UndecodableRecord, decode, encode
 from autotune.yaml_input import parse_yaml
 

@@ -52,7 +52,8 @@ def import_(
 ) -> None:
     """Add a study from an archive, all of it or nothing; nothing outside the studies folder is touched."""
     from autotune.recipe import check_name
-    from autotune.store.archive import import_study, open_archive
+    from autotune.store.archive import import_study
+    from autotune.store.archive_file import open_archive
     from autotune.store.projection import sync
     from autotune.store.repository import Store
 

@@ -15,7 +15,8 @@ import typer
 from autotune.cli.options import Json, SloText
 
 if TYPE_CHECKING:
-    from autotune.measuring import MeasureOrder, Measuring
+    from autotune.measuring import Measuring
+    from autotune.measuring_order import MeasureOrder
 
 DEFAULT_CONCURRENCIES = (8, 16, 32)
 MOST_LEVELS = 24
@@ -68,7 +69,7 @@ def measure(
     """Load a server that somebody else started, and show the figures that a study would."""
     from autotune.errors import AutotuneError, InvalidOption
     from autotune.load.workloads import load_workload
-    from autotune.measuring import MeasureOrder
+    from autotune.measuring_order import MeasureOrder
     from autotune.slo_text import parse_slo
 
     concurrencies = _whole_numbers(concurrency)

@@ -11,7 +11,8 @@ from scripted_server import DONE, Hang, Pause, Script, delta, serving, usage
 
 from autotune.errors import ServerUnusable
 from autotune.load.workloads import load_workload
-from autotune.measuring import MeasureOrder, Measuring, measure, planned_levels, result_of
+from autotune.measuring import Measuring, measure, result_of
+from autotune.measuring_order import MeasureOrder, planned_levels
 from autotune.records import Arrivals
 
 

@@ -30,7 +30,8 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.store.archive import export_study, import_study, open_archive
+from autotune.store.archive import export_study, import_study
+from autotune.store.archive_file import open_archive
 from autotune.store.listing import Tally
 from autotune.store.repository import Store
 from autotune.store.study_record import (

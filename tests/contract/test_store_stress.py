@@ -16,7 +16,8 @@ import pytest
 from alembic.command import downgrade
 from alembic.script import ScriptDirectory
 
-from autotune.store.archive import export_study, import_study, open_archive
+from autotune.store.archive import export_study, import_study
+from autotune.store.archive_file import open_archive
 from autotune.store.connection import WRITE, connect, locate
 from autotune.store.repository import Store
 from autotune.store.schema import HEAD, alembic_config

@@ -389,7 +389,7 @@ def test_a_resumed_study_proposes_what_an_uninterrupted_one_would(tmp_path: Path
         with study_run(parts, engine, trials=6, sampler="tpe") as (run, _):
             # As a kill would: everything in memory is lost between the parts.
             run.study = run.store.study("s")
-            run.observer = Quiet()
+            run.observer = run.attempts.observer = Quiet()
             asyncio.run(_only(run, target))
     with Store.open(parts / "autotune.db") as store:
         got = store.trials("s")
@@ -449,7 +449,7 @@ def test_gpu_hours_are_of_all_runs_together(tmp_path: Path) -> None:
             asyncio.run(run.run())
             counts.append(len(run.store.trials("s")))
             assert run.ending is (Ending.GPU_HOURS if counts[-1] < 7 else Ending.SPACE)
-            assert run.gpu_s <= max_gpu_s
+            assert run.attempts.gpu_s <= max_gpu_s
         if run.ending is Ending.GPU_HOURS:
             assert any("no GPU hours for another config" in note for note in observer.notes)
     assert counts[0] == counts[1] == 3
@@ -465,7 +465,7 @@ async def test_a_study_that_is_asked_to_end_measures_what_it_measures(tmp_path: 
                 if phase is Phase.MEASURING and detail == "ttft" and len(run.store.trials("s")) == 2:
                     run.endings.ask()
 
-        run.observer = Asks()
+        run.observer = run.attempts.observer = Asks()
         task = asyncio.create_task(run.run())
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -242,7 +242,7 @@ def test_a_study_that_was_interrupted_goes_on_beside_others(tmp_path: Path) -> N
                 raise Killed
 
     with study_run(tmp_path, engine) as (run, _):
-        run.observer = Killing()
+        run.observer = run.attempts.observer = Killing()
         with pytest.raises(Killed):
             asyncio.run(run.run())
         left = [trial.number for trial in run.trials() if trial.result is None]
@@ -296,7 +296,7 @@ def test_ctrl_c_lets_what_is_measured_end_and_begins_nothing_more(tmp_path: Path
                 run.endings.ask()
 
     with study_run(tmp_path, engine) as (run, _):
-        run.observer = asking = Asking()
+        run.observer = run.attempts.observer = asking = Asking()
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(run.run())
         trials = run.trials()

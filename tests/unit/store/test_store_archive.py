@@ -21,7 +21,8 @@ from autotune.engine.redaction import REDACTED
 from autotune.errors import ExitCode, InvalidFile, SchemaMismatch, StorageError, UnknownName
 from autotune.life import Event, State, Transition
 from autotune.records import ClockKind, FailureClass, LoadPlan, Outcome
-from autotune.store.archive import MANIFEST, ROWS, export_study, import_study, open_archive
+from autotune.store.archive import export_study, import_study
+from autotune.store.archive_file import MANIFEST, ROWS, open_archive
 from autotune.store.repository import Store
 from autotune.store.study_record import AttemptState, PromotionRecord
 

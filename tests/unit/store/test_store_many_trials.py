@@ -8,7 +8,8 @@ from pathlib import Path
 import store_samples as samples
 from sqlalchemy import event
 
-from autotune.store.repository import IDS_PER_QUERY, Store
+from autotune.store.repository import Store
+from autotune.store.trial_reading import IDS_PER_QUERY
 
 LIMIT = 2 * IDS_PER_QUERY
 """SQLite's own is 32,766; lowered here, so that fewer trials are too many."""

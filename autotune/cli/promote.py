@@ -69,7 +69,7 @@ def promote(
         rule=asked_for.rule_of(pick, trial),
         wanted=asked_for.wanted_of(target, out, git, overwrite=overwrite),
         rendering=Rendering(
-            name=name or study,
+            name=study if name is None else name,
             author=author_of(author),
             reason=reason,
             allow_simulated=allow_simulated,
@@ -138,10 +138,11 @@ def _chosen(store: Store, asked: PromoteAsked, places: Places) -> _Chosen:
     from autotune.promote import render
     from autotune.promote.git_folder import check_folder
     from autotune.promote.writing import check_files
-    from autotune.review.promoting import chosen_number, current_entry
+    from autotune.review.promoting import check_name_of, chosen_number, current_entry
     from autotune.review.views import view_of
 
     study, wanted, name = store.study(asked.study), asked.wanted, asked.rendering.name
+    check_name_of(store, name)
     view = view_of(store, study, places, slo=asked.gate.slo, rule=asked.rule)
     trial, at = store.trial(asked.study, chosen_number(view, asked.trial)), datetime.now(UTC)
     files = render(_deployed(asked, study, view, trial, at, None), wanted.targets)

@@ -353,9 +353,10 @@ def remedies(
         again = f"autotune promotions {shlex.quote(promotion.name)} --json"
         lines.append(f"{again}  # files of {label}, as they were rendered: serve from those")
     if set(kinds) - {FindingKind.CONFIG_DRIFT}:
-        file = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', promotion.name).strip('-.') or 'prod'}-now.yaml"
+        file = f"{_plain(promotion.name)}-now.yaml"
         limit = f" --slo {shlex.quote(slo)}" if slo is not None else ""
-        name = shlex.quote(f"{promotion.name}-retune")
+        # With the version, as the next drift is another study's question; within what a study may be called.
+        name = f"{_plain(label)[:50].rstrip('-.')}-retune"
         lines += [
             f"autotune workload capture --url {shlex.quote(url)} --seconds 600 --out {file}",
             f"autotune study --model {shlex.quote(promotion.model)} --workload {file} --name {name}{limit} "
@@ -364,3 +365,8 @@ def remedies(
             f"{','.join(promotion.targets)} --out DIR --reason 'the workload has changed'",
         ]
     return tuple(lines)
+
+
+def _plain(text: str) -> str:
+    """A name for a file or a study; promotions of older versions may have any."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._") or "prod"

@@ -6,6 +6,7 @@ study or model name is whatever somebody typed.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import yaml
 
 _NOT_SLUG = re.compile(r"[^a-z0-9]+")
+_DIGEST = 6
 _PLAIN_YAML = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*\Z")
 YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Plain scalars that some version of YAML takes for no text."""
@@ -21,14 +23,18 @@ YAML_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "nu
 def slug(name: str, *, limit: int = 50) -> str:
     """A name fit for a DNS-1035 label, a container, a unit file and a path: `[a-z]([a-z0-9-]*[a-z0-9])?`.
 
-    Kubernetes allows 63 characters; the limit leaves room for suffixes such as `-cache`.
+    Kubernetes allows 63 characters; the limit leaves room for suffixes such as `-cache`. What is cut ends with a digest
+    of all of it: `llama-3.1-8b-instruct-chat` and `llama-3.1-8b-instruct-code` must not become one Helm release.
     """
     text = _NOT_SLUG.sub("-", name.lower()).strip("-")
     if not text:
         return "vllm"
     if not text[0].isalpha():
         text = f"v-{text}"
-    return text[:limit].rstrip("-")
+    if len(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return f"{text[: limit - _DIGEST - 1].rstrip('-')}-{digest}"
 
 
 def label_value(text: str) -> str:

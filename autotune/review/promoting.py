@@ -21,6 +21,7 @@ from autotune.promote import (
     deployment_from,
     write_files,
 )
+from autotune.promote.deployment_name import check_deployment_name, check_unlike_others
 from autotune.promote.history import before, current_of, named
 from autotune.promote.parameters import without_secrets_and_place
 from autotune.records import Config, GateRecord, LevelRole, Trial
@@ -103,6 +104,16 @@ def chosen_number(view: StudyView, given: int | None) -> int:
             f"study {view.name!r} has no trial to recommend{limit}", hint=f"See `autotune pareto {view.name}`."
         )
     return view.pick.number
+
+
+def check_name_of(store: Store, name: str) -> None:
+    """Refuse a name that is none, or that another deployment's files and objects have.
+
+    Raises:
+        InvalidOption: it is.
+    """
+    check_deployment_name(name)
+    check_unlike_others(name, dict.fromkeys(one.promotion.name for one in history_of(store)))
 
 
 def current_entry(store: Store, name: str) -> Entry | None:

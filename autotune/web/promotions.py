@@ -15,7 +15,7 @@ from autotune.promote.writing import check_files
 from autotune.records import Trial
 from autotune.review.history import history_of
 from autotune.review.history_text import diff_document, history_document
-from autotune.review.promoting import Rendering, chosen_number, current_entry, deployment_of, roll_back
+from autotune.review.promoting import Rendering, check_name_of, chosen_number, current_entry, deployment_of, roll_back
 from autotune.web.asked import DeploymentPath, DiffQuery, VersionPath
 from autotune.web.job import JobKind
 from autotune.web.jobs import accepted
@@ -174,6 +174,7 @@ def _draft(service: Service, store: Store, asked: NewPromotion) -> _Draft:
         raise InvalidOption("pick", str(asked.pick), "either pick or trial")
     name = asked.name or asked.study
     study = store.study(asked.study)
+    check_name_of(store, name)
     view = service.view(store, asked.study, slo=asked.slo, pick=asked.pick)
     trial = store.trial(asked.study, chosen_number(view, asked.trial))
     rendering = Rendering(

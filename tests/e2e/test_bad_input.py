@@ -165,6 +165,26 @@ def copy_of(finished: Path, tmp_path: Path) -> Path:
             ExitCode.INVALID_OPTION,
             "--git",
         ),
+        *(
+            (
+                (
+                    "promote",
+                    "s",
+                    "--target",
+                    "shell",
+                    "--out",
+                    "o",
+                    "--allow-simulated",
+                    "--skip-gate",
+                    f"--name={name}",
+                ),
+                ExitCode.INVALID_OPTION,
+                f"--name: {name!r} is not accepted; allowed: 1-64 letters, digits",
+            )
+            for name in ("../x", "", "-x", "a\nb", "\u0430dmin", "a" * 65)
+        ),
+        (("promotions", "../x"), ExitCode.UNKNOWN_PROMOTION, "unknown promotion '../x'"),
+        (("rollback", "../x\x1b[31m"), ExitCode.UNKNOWN_PROMOTION, "unknown promotion '../x\\x1b[31m'"),
         (("promotions", "prod"), ExitCode.UNKNOWN_PROMOTION, "unknown promotion 'prod'"),
         (("promotions", "--git", "g"), ExitCode.INVALID_OPTION, "name of a deployment"),
         (("diff", "prod@1", "prod@2"), ExitCode.UNKNOWN_PROMOTION, "prod"),

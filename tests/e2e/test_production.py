@@ -150,11 +150,11 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
 
     again = run(folder, *shlex.split(study)[1:], "--space", "scheduler", "--repeats", "0", *LIGHT, "--trials", "2")
     assert again.code == 0, again.err
-    front = good(folder, "pareto", "prod-retune")
+    front = good(folder, "pareto", "prod-1-retune")
     assert front["running"]["promotion"] == "prod@1"
     words = shlex.split(promote.replace("--out DIR", "--out deploy"))[1:]
     second = good(folder, *words, "--port", str(port), "--allow-simulated", "--trial", "1", "--skip-gate")
-    assert (second["version"], second["study"]) == (2, "prod-retune")
+    assert (second["version"], second["study"]) == (2, "prod-1-retune")
     assert script.read_bytes() != original
     changed = good(folder, "diff", "prod@1", "prod@2")
     assert {"name": "workload", "a": "tiny", "b": "prod-now"} in changed["facts"]

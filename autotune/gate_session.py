@@ -24,7 +24,7 @@ from autotune.engine.command import choose_command, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S
 from autotune.engine.flags import MODEL
 from autotune.engine.reaping import reap
-from autotune.errors import Interrupted, NotPromotable, StorageError, UnknownName
+from autotune.errors import Interrupted, InvalidOption, NotPromotable, StorageError, UnknownName
 from autotune.executor.building import hold_of, make_engine
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
@@ -103,7 +103,8 @@ def verify_trial(
     Raises:
         UnknownName: no such trial.
         NotPromotable: the study has no load to drive, or its workload is not here, so nothing of it can be repeated.
-        InvalidOption: a number of launches that makes no pairs, or an SLO that cannot be read.
+        InvalidOption: a number of launches that makes no pairs, an SLO that cannot be read, or a config to hold it
+            against that cannot be launched here.
         VllmCommandError: the server command cannot be run.
         StudyBusy: a tuner runs the study.
         NodeBusy: another tuner uses the GPUs, for longer than the study was to wait.
@@ -125,6 +126,7 @@ def verify_trial(
     slo = asked_slo(study.spec, request.slo)
     candidate = _side(plan, trials, _trial(trials, study.name, request.trial), slo)
     against = _against(plan, trials, request, slo)
+    require_launchable(plan, trials, against)
     if same_server(plan, candidate, against):
         observer.note(f"{against.label} ends up as the same server as {candidate.label}: there is nothing to gain")
     folder = places.folder(study.name)
@@ -148,6 +150,30 @@ def require_own_workload(study: StudyRecord, stored: StoredPlan) -> None:
             "cannot be sent again",
             hint="Put the file back as it was and give the command from the same folder, or --skip-gate, which is "
             "recorded.",
+        )
+
+
+def require_launchable(plan: StudyPlan, trials: Sequence[Trial], against: GateSide) -> None:
+    """Refuse what the study's node, or its simulated engine, cannot serve; a launch would tell it minutes later.
+
+    Raises:
+        InvalidOption: it cannot.
+    """
+    gpus, other = len(plan.node.gpus), "Hold it against something else: --against baseline, or a file of flags."
+    if gpus and against.gpus > gpus:
+        raise InvalidOption(
+            "--against",
+            f"{against.label} with {against.gpus} GPUs",
+            f"a config of at most {gpus}, as {plan.node.name} has",
+            hint=other,
+        )
+    models = dict.fromkeys((plan.recipe.model, *(plan.model_of(trial.config) for trial in trials)))
+    if plan.engine is EngineKind.SIMULATED and not any(same_model(against.model, one) for one in models):
+        raise InvalidOption(
+            "--against",
+            f"{against.label} with model {against.model}",
+            f"{', '.join(models)}: a simulation knows the study's own models alone",
+            hint=other,
         )
 
 

@@ -7,23 +7,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from autotune.cli.gate_against import CURRENT, against_side, file_of
 from autotune.cli.surroundings import surroundings
-from autotune.engine.flags import SECRET_FLAGS
 from autotune.errors import GateFailed, GateInconclusive, InvalidFile, InvalidOption
 from autotune.gate_session import GateRequest, KeptStudy, verify_trial
 from autotune.load.arrival_windows import WindowRule
 from autotune.promote.gate.prospects import OPEN_TO_MORE
 from autotune.promote.history import Entry
-from autotune.promote.parameters import PLACE_FLAGS
 from autotune.promote.rendering import gate_summary
 from autotune.promote.targets import Target
-from autotune.records import Config, CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial, Value
+from autotune.records import CriterionState, GateRecord, GateSide, GateVerdict, Phase, Trial
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.review.promoting import extra_of
@@ -32,15 +30,9 @@ from autotune.store.codec import encode
 from autotune.store.places import Places
 from autotune.verification import LAUNCH_LIMIT
 from autotune.verification_launch import MOST_LAUNCHES
-from autotune.yaml_input import existing_file, read_yaml
 
 if TYPE_CHECKING:
     from autotune.store.repository import Store
-
-CURRENT, BASELINE = "current", "baseline"
-LEFT_OUT = PLACE_FLAGS | SECRET_FLAGS.keys() | {"shutdown-timeout"}
-"""Of a `--config` file: where a server listens and how it stops are no part of what is verified, and what is verified
-is stored, which no secret is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +62,7 @@ class GateToRun:
         request: None where it is skipped.
         kept: the study; None where it is skipped.
         current: what runs today under the name.
+        file: of flags, that it is held against; None where it is held against something else.
         held_extra, own_extra: what was after `--` in the study of what runs today, and in the candidate's.
     """
 
@@ -78,6 +71,7 @@ class GateToRun:
     current: Entry | None
     request: GateRequest | None = None
     kept: KeptStudy | None = None
+    file: Path | None = None
     held_extra: tuple[str, ...] = ()
     own_extra: tuple[str, ...] = ()
     holds_current: bool = False
@@ -112,6 +106,7 @@ def to_run(
         current=current,
         request=request,
         kept=KeptStudy.of(store, view.name),
+        file=file_of(asked.against),
         held_extra=extra_of(store, current.promotion.study) if current is not None else (),
         own_extra=extra_of(store, view.name),
         holds_current=current is not None and asked.against in (None, CURRENT),
@@ -127,7 +122,10 @@ def verified(found: GateToRun, places: Places) -> GateRecord:
     if found.request is None or found.kept is None:
         return GateRecord.skipped(found.study, found.candidate, why="--skip-gate was given", at=datetime.now(UTC))
     most = found.request.most_launches
-    record = verify_trial(found.request, found.kept, places, surroundings(), _Teller())
+    try:
+        record = verify_trial(found.request, found.kept, places, surroundings(), _Teller())
+    except InvalidOption as error:
+        raise _in_its_file(error, found) from None
     if found.current is not None and found.holds_current:
         unlike = _unlike(found.current, record, held=found.held_extra, own=found.own_extra)
         record = replace(record, doubts=(*record.doubts, *unlike))
@@ -145,6 +143,15 @@ def verified(found: GateToRun, places: Places) -> GateRecord:
         f"the gate could not decide, and nothing was rendered: {record.reason}",
         hint=f"{_more(record, most)}{where}",
     )
+
+
+def _in_its_file(error: InvalidOption, found: GateToRun) -> InvalidFile | InvalidOption:
+    """What a flag's value is refused with, where it stands in a file that somebody wrote."""
+    side = found.request.against if found.request else None
+    flag = error.option.removeprefix("--")
+    if found.file is None or side is None or flag not in dict(side.config):
+        return error
+    return InvalidFile(str(found.file), flag, error.value, error.allowed, hint=error.hint)
 
 
 def _more(record: GateRecord, most: int) -> str:
@@ -169,28 +176,6 @@ def _candidate(view: StudyView, trial: Trial) -> GateSide:
         tok_s_per_gpu=figures.output_tok_s_per_gpu,
         ttft_p95_s=figures.ttft_p95_s,
     )
-
-
-def against_side(text: str | None, store: Store, current: Entry | None, model: str) -> GateSide | None:
-    """What the candidate is held against; None for the study's baseline.
-
-    Raises:
-        InvalidOption: nothing of this name runs today, or no such file.
-        InvalidFile: a file that holds no flags.
-    """
-    if text == BASELINE or (text is None and current is None):
-        return None
-    if text in (None, CURRENT):
-        if current is None:
-            raise InvalidOption(
-                "--against", text, f"{BASELINE} or a file of flags: nothing was promoted under this name yet"
-            )
-        return _promoted(store, current)
-    assert text is not None  # the two cases above
-    path = existing_file(text)
-    if path is None:
-        raise InvalidOption("--against", text, f"{CURRENT}, {BASELINE}, or a YAML file of flags as `--config` reads it")
-    return side_of_file(path, model)
 
 
 def _unlike(current: Entry, record: GateRecord, *, held: tuple[str, ...], own: tuple[str, ...]) -> tuple[str, ...]:
@@ -237,41 +222,6 @@ def overtaken(gate: GateRecord, before: Entry | None, now: Entry | None) -> Gate
         return gate
     doubt = f"{now.label} was promoted meanwhile: nobody verified this config against it"
     return replace(gate, doubts=(*gate.doubts, doubt))
-
-
-def _promoted(store: Store, current: Entry) -> GateSide:
-    """A promotion as its study's trial, so that the study's own figures of that config can be found."""
-    promotion = current.promotion
-    return GateSide(
-        label=f"{current.label} (trial {promotion.trial} of study {promotion.study})",
-        config=store.trial(promotion.study, promotion.trial).config,
-        model=promotion.model,
-        gpus=max(1, promotion.gpus),
-    )
-
-
-def side_of_file(path: Path, model: str) -> GateSide:
-    """The flags of a vLLM `--config` file, rendered by us or written by hand.
-
-    Raises:
-        InvalidFile: it is no mapping of flags to plain values.
-    """
-    found = read_yaml(path)
-    if not isinstance(found, dict) or not found:
-        raise InvalidFile(str(path), "", found, "flags of vLLM and their values, as `vllm serve --config` reads them")
-    values: dict[str, Value] = {}
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, bool | int | float | str):
-            raise InvalidFile(str(path), str(key), value, "a flag without dashes, and text, a number, true or false")
-        name = key.replace("_", "-")
-        if value is True and name.startswith("no-"):
-            values[name.removeprefix("no-")] = False
-        elif name not in LEFT_OUT:
-            values[name] = value
-    served = str(values.pop("model", model))
-    sizes = [values.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]
-    gpus = prod(size for size in sizes if isinstance(size, int))
-    return GateSide(label=path.name, config=Config.of(values), model=served, gpus=max(1, gpus))
 
 
 class _Teller:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
-from autotune.cli.promote import commit
+from autotune.cli.promote import commit, committed
 from autotune.cli.promote_asked import Author, GitFolder, Overwrite, Reason
 from autotune.cli.surroundings import author_of, places_of
 
@@ -125,7 +125,7 @@ def rollback(
             overwrite=overwrite,
         )
         if git is not None:
-            commit(store, done.entry, git, overwrite=overwrite)
+            committed(store, done.entry, git, overwrite=overwrite)
     entry, back = done.entry, done.entry.promotion
     if as_json:
         written = {"written": [str(path) for path in done.written], "left_behind": [str(path) for path in done.left]}

@@ -172,8 +172,27 @@ def _record(store: Store, chosen: _Chosen, gate: GateRecord) -> tuple[Entry, tup
     paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
     entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
     if wanted.git is not None:
-        commit(store, entry, wanted.git, overwrite=wanted.overwrite)
+        committed(store, entry, wanted.git, overwrite=wanted.overwrite)
     return entry, paths
+
+
+def committed(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> None:
+    """The commits of what was just recorded.
+
+    Raises:
+        InvalidOption, StorageError: there are none; says that the promotion itself stands, and how they are made later.
+    """
+    from shlex import quote
+
+    from autotune.errors import InvalidOption, StorageError
+
+    try:
+        commit(store, entry, folder, overwrite=overwrite)
+    except (InvalidOption, StorageError) as error:
+        again = f"autotune promotions {quote(entry.promotion.name)} --git {quote(str(folder))}"
+        stands = f"{entry.label} is recorded and its files are in {entry.directory}; `{again}` makes its commit."
+        error.hint = " ".join(filter(None, (error.hint, stands)))
+        raise
 
 
 def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tuple[Entry, ...]:

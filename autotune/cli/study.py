@@ -145,7 +145,7 @@ def _running(text: str, places: Places) -> Config:
     Raises:
         UnknownName, InvalidFile: there is neither.
     """
-    from autotune.cli.gate import LEFT_OUT, side_of_file
+    from autotune.cli.gate_against import LEFT_OUT, side_of_file
     from autotune.cli.stores import opened
     from autotune.promote.history import named
     from autotune.records import Config

@@ -12,7 +12,7 @@ from autotune.records import Config, Value
 PLACE_FLAGS = frozenset({"host", "port", "uds"})
 """Where a server listens is the deployment's to say, not the study's."""
 
-_FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+FLAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_ENV = re.compile(r"TOKEN\Z|SECRET|PASSWORD|API_KEY|CREDENTIAL", re.IGNORECASE)
 
@@ -44,7 +44,7 @@ def split_parameters(
                 environment |= to_env(Config.of({name: value}))
             continue
         flag = _dashed(name)
-        if not _FLAG_NAME.match(flag):
+        if not FLAG_NAME.match(flag):
             raise InvalidOption(name, value, "a flag name of letters, digits, dashes and dots")
         if flag in SECRET_FLAGS:
             secrets.append(SECRET_FLAGS[flag])

@@ -1,10 +1,11 @@
-"""Rendered files onto disk: all or none are refused, each is replaced atomically, nobody's work is overwritten."""
+"""Rendered files onto disk: all or none are refused or replaced, each atomically; nobody's work is overwritten."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from autotune.errors import InvalidOption, StorageError
@@ -18,24 +19,26 @@ def write_files(
     """Write `files` below `out`, creating it.
 
     A file that is already there is replaced when it is this deployment's own and nobody edited it, or when it is
-    `overwrite`. All files are checked before the first is written.
+    `overwrite`. All files are checked before the first is written, and all are on the disk before the first is put in
+    its place: a full disk leaves the old ones, not some of both.
 
     Raises:
         InvalidOption: a file there is somebody else's, was edited, or a path would leave `out`.
         StorageError: the folder cannot be written.
     """
     targets = [(file, _inside(out, file.path)) for file in files]
-    try:
-        if not overwrite:
-            _refuse_foreign([path for _, path in targets], deployment)
-        for file, path in targets:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _replace(path, file)
-    except OSError as error:
-        raise StorageError(
-            f"{out}: cannot write the rendered files: {error.strerror or error}",
-            hint="Choose a folder that can be written with --out.",
-        ) from error
+    with _told(out):
+        _refuse_foreign([path for _, path in targets], deployment, overwrite=overwrite)
+        staged = list[tuple[Path, Path]]()
+        try:
+            for file, path in targets:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                staged.append((_staged(path, file), path))
+            for temporary, path in staged:
+                temporary.replace(path)
+        finally:
+            for temporary, _ in staged:
+                temporary.unlink(missing_ok=True)
     return tuple(path for _, path in targets)
 
 
@@ -46,13 +49,23 @@ def check_files(files: Sequence[RenderedFile], out: Path, *, deployment: str, ov
         InvalidOption, StorageError: as `write_files`.
     """
     paths = [_inside(out, file.path) for file in files]
-    if not overwrite:
-        _refuse_foreign(paths, deployment)
-    missing = [folder for folder in (out, *out.parents) if not folder.exists()]
-    try:
+    with _told(out):
+        _refuse_foreign(paths, deployment, overwrite=overwrite)
+        missing = [folder for folder in (out, *out.parents) if not folder.exists()]
         out.mkdir(parents=True, exist_ok=True)
         for folder in missing:
             folder.rmdir()
+
+
+@contextmanager
+def _told(out: Path) -> Iterator[None]:
+    """What the system refuses, as an error that says so.
+
+    Raises:
+        StorageError: it did.
+    """
+    try:
+        yield
     except OSError as error:
         raise StorageError(
             f"{out}: cannot write the rendered files: {error.strerror or error}",
@@ -79,12 +92,18 @@ def _inside(out: Path, relative: str) -> Path:
     return out / parts
 
 
-def _refuse_foreign(paths: Sequence[Path], deployment: str) -> None:
+def _refuse_foreign(paths: Sequence[Path], deployment: str, *, overwrite: bool) -> None:
+    """Refuse to replace what is not ours, unless that was asked for; folders and pipes are never replaced.
+
+    Raises:
+        InvalidOption: it would be.
+    """
     for path in paths:
         if not path.exists():
             continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        if not is_own(text, deployment):
+        if not path.is_file():  # a pipe would be waited for
+            raise InvalidOption("--out", str(path), "a folder where that is a file, or nothing")
+        if not overwrite and not is_own(path.read_text(encoding="utf-8", errors="replace"), deployment):
             raise InvalidOption(
                 "--out",
                 str(path),
@@ -93,7 +112,8 @@ def _refuse_foreign(paths: Sequence[Path], deployment: str) -> None:
             )
 
 
-def _replace(path: Path, file: RenderedFile) -> None:
+def _staged(path: Path, file: RenderedFile) -> Path:
+    """The file under another name beside its place, whole and on the disk."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
     try:
@@ -102,6 +122,7 @@ def _replace(path: Path, file: RenderedFile) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.chmod(file.mode)
-        temporary.replace(path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+    return temporary

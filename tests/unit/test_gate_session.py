@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.gate_session import other_than_studied, same_model, same_server
+from autotune.errors import InvalidOption
+from autotune.gate_session import other_than_studied, require_launchable, same_model, same_server
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import Recipe
 from autotune.records import Config, EngineKind, GateSide, Value
@@ -61,3 +62,15 @@ def test_sides_that_end_up_as_the_same_server_are_told_apart_from_others(plan: S
     assert same_server(plan, side(), side(max_num_seqs=1024, tensor_parallel_size=1))
     assert not same_server(plan, side(), side(max_num_seqs=512))
     assert not same_server(plan, side(), side(model="org/other"))
+
+
+def test_what_cannot_be_launched_here_is_not_launched(plan: StudyPlan) -> None:
+    here = GateSide(label="today.yaml", config=Config.of({}), model=plan.recipe.model, gpus=1)
+    require_launchable(plan, (), here)
+    with pytest.raises(
+        InvalidOption, match=r"'today.yaml with 8 GPUs' is not accepted; allowed: a config of at most 1"
+    ):
+        require_launchable(plan, (), replace(here, gpus=8))
+    with pytest.raises(InvalidOption, match=r"with model org/other' .*allowed: meta-llama/Llama-3.1-8B: a simulation"):
+        require_launchable(plan, (), replace(here, model="org/other"))
+    require_launchable(replace(plan, engine=EngineKind.PROCESS), (), replace(here, model="org/other"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autotune.promote.gate.criteria import longest_request, memory, preemptions, quality, restarts, served
 from autotune.promote.gate.evidence import Evidence
 from autotune.promote.gate.performance import as_claimed, claimed_ttft, gain, overload, slo, throughput_axis, ttft_axis
-from autotune.records import CriterionState, GateCriterion, GateVerdict
+from autotune.records import CriterionState, GateCriterion, GateSideName, GateVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,11 @@ def judge(e: Evidence) -> Judgement:
         quality(e),
     )
     verdict, reason = _verdict(criteria)
+    failed = next((launch for launch in e.launches if launch.failure is not None), None)
+    if failed is not None and verdict is GateVerdict.INCONCLUSIVE:
+        # All the figures that are missing for it say nothing more.
+        side = e.candidate if failed.side is GateSideName.CANDIDATE else e.against
+        reason = f"launch {failed.place} ({side.label}) failed: {failed.failure}"
     return Judgement(
         verdict=verdict,
         reason=reason,

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.gate import _more, _unlike, overtaken, placed, side_of_file
+from autotune.cli.gate import _more, _unlike, overtaken, placed
+from autotune.cli.gate_against import side_of_file
 from autotune.errors import InvalidFile
 from autotune.promote import Entry, Promotion, Target
 from autotune.records import (
@@ -68,7 +69,15 @@ def test_no_more_launches_are_advised_than_there_may_be_or_than_would_tell() -> 
     assert "try again" in _more(failed, 24)
 
 
-@pytest.mark.parametrize("text", ["", "- a\n", "a: {b: 1}\n", "a: null\n", "1: 2\n"])
+NO_FLAGS = (
+    *("", "- a\n", "a: {b: 1}\n", "a: null\n", "1: 2\n", '"a b;c": 1\n', '"--max-num-seqs": 1\n', "a: 2026-01-01\n"),
+    *("max-num-seqs: 4\nmax_num_seqs: 8\n", "no-enforce-eager: true\nenforce-eager: true\n"),
+    *('model: "a\\nb"\n', "model: --x\n", "model: 7\n", 'model: ""\n'),
+    *('tensor-parallel-size: "2"\n', "data-parallel-size: 0\n", "pipeline-parallel-size: true\n"),
+)
+
+
+@pytest.mark.parametrize("text", NO_FLAGS)
 def test_what_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)

@@ -199,6 +199,12 @@ def test_a_candidate_that_does_not_start_again_fails_and_a_busy_gpu_decides_noth
     assert state(dirty, "restart") is BROKEN
 
 
+def test_a_launch_that_came_to_nothing_is_the_reason_and_not_what_is_missing_for_it():
+    made = (launch(1, TODAY, failure="out of memory", levels=(), stopped_cleanly=None),)
+    found = judge(evidence(made))
+    assert (found.verdict, found.reason) == (GateVerdict.INCONCLUSIVE, "launch 1 (the baseline) failed: out of memory")
+
+
 def test_a_longer_wait_beyond_the_rate_fails_it():
     found = judge(evidence(abba(tok_s=1100.0, over_s=1.6)))
     assert (found.verdict, state(found, "overload")) == (GateVerdict.FAILED, BROKEN)

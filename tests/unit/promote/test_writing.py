@@ -1,3 +1,5 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -5,6 +7,7 @@ from promote_cases import deployment, trial
 
 from autotune.errors import InvalidOption, StorageError
 from autotune.promote import RenderedFile, Target, render, write_files
+from autotune.promote.writing import check_files
 
 
 def test_files_are_written_with_their_modes(tmp_path: Path) -> None:
@@ -59,3 +62,27 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(StorageError, match="cannot write"):
         write_files(render(deployment(), [Target.SHELL]), tmp_path / "file", deployment="prod-chat")
+
+
+def test_what_fails_half_way_leaves_the_old_files(tmp_path: Path) -> None:
+    old = render(deployment(), [Target.SHELL])
+    (path,) = write_files(old, tmp_path, deployment="prod-chat")
+    newer = render(deployment(trial({"max-num-seqs": 9})), [Target.SHELL])
+    (tmp_path / "a").write_text("", encoding="utf-8")
+    with pytest.raises(StorageError):  # the second has no folder to go to, as on a full disk
+        write_files([*newer, RenderedFile(path="a/b", text="x")], tmp_path, deployment="prod-chat")
+    assert path.read_text(encoding="utf-8") == old[0].text
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a", "prod-chat.sh"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_neither_read_nor_replaced(
+    tmp_path: Path, make: Callable[[Path], None], overwrite: bool
+) -> None:
+    files = render(deployment(), [Target.DOCKER, Target.SHELL])
+    make(tmp_path / "prod-chat.sh")
+    for act in (check_files, write_files):
+        with pytest.raises(InvalidOption, match=r"prod-chat\.sh"):
+            act(files, tmp_path, deployment="prod-chat", overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["prod-chat.sh"]

@@ -187,6 +187,7 @@ def _end(entry: Entry, checked: Checked) -> None:
     """
     from autotune.errors import ConfigDrifted, SloBreached, WorkloadDrifted
     from autotune.promote.drift import FindingKind
+    from autotune.report.wording import printable
 
     if checked.worst is None:
         return
@@ -195,5 +196,5 @@ def _end(entry: Entry, checked: Checked) -> None:
         FindingKind.CONFIG_DRIFT: ConfigDrifted,
         FindingKind.WORKLOAD_DRIFT: WorkloadDrifted,
     }
-    told = "; ".join(f"{one.what} {one.found}" for one in checked.findings if one.kind is checked.worst)
+    told = "; ".join(printable(f"{one.what} {one.found}") for one in checked.findings if one.kind is checked.worst)
     raise kinds[checked.worst](f"not as {entry.label}: {told}")

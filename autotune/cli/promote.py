@@ -156,6 +156,7 @@ def _chosen(store: Store, asked: PromoteAsked, places: Places) -> _Chosen:
 def _record(store: Store, chosen: _Chosen, gate: GateRecord) -> tuple[Entry, tuple[Path, ...]]:
     """Write the files, then the promotion: what is in the history was rendered."""
     from autotune.promote import Promotion, render, serve_argv, write_files
+    from autotune.promote.writing import folder_held
     from autotune.review.promoting import offered_by, stored_promotion
 
     deployment, wanted = chosen.deployed(gate), chosen.asked.wanted
@@ -169,8 +170,9 @@ def _record(store: Store, chosen: _Chosen, gate: GateRecord) -> tuple[Entry, tup
         slo=str(chosen.view.slo) if chosen.view.slo else None,
         offered=offered_by(chosen.trial),
     )
-    paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
-    entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
+    with folder_held(wanted.out):
+        paths = write_files(files, wanted.out, deployment=deployment.name, overwrite=wanted.overwrite)
+        entry = stored_promotion(store, promotion, str(wanted.out.absolute()))
     if wanted.git is not None:
         committed(store, entry, wanted.git, overwrite=wanted.overwrite)
     return entry, paths

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.engine.found_server import FoundServer, find_server
+from autotune.engine.metrics_text import parse_metrics
 from autotune.engine.observed import Reading
 from autotune.errors import ServerUnusable
 
@@ -47,6 +48,7 @@ async def watch(
     gap = max(SHORTEST_GAP_S, seconds / READINGS)
     begun = clock()
     readings = [await _read(server, base, clock)]
+    _require_vllm(base, readings[0])
     while (left := begun + seconds - clock()) > 0:
         # Against the clock and not against the last reading: a slow answer must not make the whole longer.
         due = begun + gap * (int((clock() - begun) / gap) + 1)
@@ -63,3 +65,16 @@ async def _read(server: FoundServer, base: str, clock: Callable[[], float]) -> R
             f"{base}/metrics does not answer", hint="A vLLM has it; behind a router, give the address of the server."
         )
     return Reading(at_s=at_s, text=text)
+
+
+def _require_vllm(base: str, reading: Reading) -> None:
+    """Refuse metrics of something else: of them nothing could be told, which is not the same as nothing wrong.
+
+    Raises:
+        ServerUnusable: no series of a vLLM is among them.
+    """
+    if not parse_metrics(reading.text).is_vllm:
+        raise ServerUnusable(
+            f"{base}/metrics has no metrics of a vLLM",
+            hint="Behind a router, give the address of the server; a vLLM under --disable-log-stats tells nothing.",
+        )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from autotune.errors import InvalidOption, StorageError
@@ -40,6 +41,26 @@ def write_files(
             for temporary, _ in staged:
                 temporary.unlink(missing_ok=True)
     return tuple(path for _, path in targets)
+
+
+@contextmanager
+def folder_held(out: Path) -> Iterator[None]:
+    """No other promotion or rollback writes below `out` meanwhile, so that its files are the newest record's.
+
+    Where the file system knows no locks there is none, and two at once may mix.
+
+    Raises:
+        StorageError: the folder cannot be made.
+    """
+    with _told(out):
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_files(files: Sequence[RenderedFile], out: Path, *, deployment: str, overwrite: bool = False) -> None:

@@ -24,6 +24,7 @@ from autotune.promote import (
 from autotune.promote.deployment_name import check_deployment_name, check_unlike_others
 from autotune.promote.history import before, current_of, named
 from autotune.promote.parameters import without_secrets_and_place
+from autotune.promote.writing import folder_held
 from autotune.records import Config, GateRecord, LevelRole, Trial
 from autotune.report.view import StudyView
 from autotune.review.history import history_of
@@ -206,8 +207,9 @@ def roll_back(
     why = redact_prose(reason or "") or f"back from {latest.label}"
     by = redact_prose(author)
     back = source.promotion.restored(source.version, created_at=created_at, author=by, reason=why)
-    written = write_files(back.rendered(), place, deployment=back.name, overwrite=overwrite)
-    entry = stored_promotion(store, back, str(place.absolute()))
+    with folder_held(place):
+        written = write_files(back.rendered(), place, deployment=back.name, overwrite=overwrite)
+        entry = stored_promotion(store, back, str(place.absolute()))
     return Restored(entry=entry, latest=latest, source=source, written=written, left=_left_behind(latest, written))
 
 

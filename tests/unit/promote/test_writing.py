@@ -1,4 +1,5 @@
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from promote_cases import deployment, trial
 
 from autotune.errors import InvalidOption, StorageError
 from autotune.promote import RenderedFile, Target, render, write_files
-from autotune.promote.writing import check_files
+from autotune.promote.writing import check_files, folder_held
 
 
 def test_files_are_written_with_their_modes(tmp_path: Path) -> None:
@@ -86,3 +87,19 @@ def test_what_is_no_file_is_neither_read_nor_replaced(
         with pytest.raises(InvalidOption, match=r"prod-chat\.sh"):
             act(files, tmp_path, deployment="prod-chat", overwrite=overwrite)
     assert [path.name for path in tmp_path.iterdir()] == ["prod-chat.sh"]
+
+
+def test_one_writes_and_records_at_a_time(tmp_path: Path) -> None:
+    folder, order = tmp_path / "new" / "out", list[str]()
+
+    def second() -> None:
+        with folder_held(folder):
+            order.append("second")
+
+    with folder_held(folder):
+        other = threading.Thread(target=second)
+        other.start()
+        other.join(0.1)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]

@@ -166,7 +166,8 @@ class Attempts:
             level_deadline_s=recipe.level_deadline_s,
             slo=self.slo,
             objective=recipe.objective,
-            rivals=rivals_of(trial, against, recipe.abandon, self.slo),
+            # What runs today is measured to its end, however slow: what a change would bring is told against it.
+            rivals=None if trial.config == self.plan.today else rivals_of(trial, against, recipe.abandon, self.slo),
             quality=quality_order(self.plan, trials, trial),
         )
         recorder = _Recorder(run=self, number=trial.number, kept=kept)

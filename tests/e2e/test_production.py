@@ -98,12 +98,24 @@ def good(folder: Path, *words: str) -> Any:
     return ended.document
 
 
+SEQUENCES = "name: sequences\nparameters:\n  max-num-seqs: {choices: [2, 64]}\n"
+STUDY = ("study", *TINY[:4], "--space", "sequences.yaml", "--repeats", "0", "--abandon", "off", *LIGHT, "--trials", "3")
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished simulated study `s` of vLLM's defaults, of 2 sequences at once, and of 64."""
     made = tmp_path_factory.mktemp("production")
-    ended = run(made, "study", *TINY, *LIGHT, "--trials", "2", "--name", "s")
+    (made / "sequences.yaml").write_text(SEQUENCES)
+    ended = run(made, *STUDY, "--name", "s")
     assert ended.code == 0, ended.err
     return made
+
+
+def of_two_sequences(folder: Path) -> str:
+    """The trial of `s` that takes two requests at once, where the load has four."""
+    trials = good(folder, "pareto", "s")["trials"]
+    return str(next(one["number"] for one in trials if one["flags"].get("max-num-seqs") == 2))
 
 
 def watched(folder: Path, url: str, *words: str) -> Ended:
@@ -117,7 +129,10 @@ def kinds(ended: Ended) -> dict[str, str]:
 def test_from_promotion_to_drift_and_back(folder: Path) -> None:
     port = free_port()
     place = ("--target", "shell", "--out", "deploy", "--port", str(port), "--allow-simulated", "--name", "prod")
-    first = good(folder, "promote", "s", "--trial", "0", *place, "--reason", "to begin with")
+    # Slow, but for what ran before it.
+    (folder / "before.yaml").write_text("max-num-seqs: 1\n")
+    slow = ("--trial", of_two_sequences(folder), "--against", "before.yaml", "--gate-windows", "2")
+    first = good(folder, "promote", "s", *slow, *place, "--reason", "to begin with")
     assert (first["version"], first["gate"]["verdict"]) == (1, "pass")
     script = folder / "deploy" / "prod.sh"
     original = script.read_bytes()
@@ -148,13 +163,22 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
         # So few requests leave the upper end of a 95th percentile open.
         assert captured["prompt_tokens"]["p95_low"] < 96 <= (captured["prompt_tokens"]["p95_high"] or 96)
 
-    again = run(folder, *shlex.split(study)[1:], "--space", "scheduler", "--repeats", "0", *LIGHT, "--trials", "2")
+    again = run(folder, *shlex.split(study)[1:], *STUDY[5:])
     assert again.code == 0, again.err
     front = good(folder, "pareto", "prod-1-retune")
     assert front["running"]["promotion"] == "prod@1"
+    # What a promotion would change is what the gate then finds: four requests at once instead of two.
+    gain = good(folder, "show", "prod-1-retune", str(front["pick"]["number"]))["against_running"]
     words = shlex.split(promote.replace("--out DIR", "--out deploy"))[1:]
-    second = good(folder, *words, "--port", str(port), "--allow-simulated", "--trial", "1", "--skip-gate")
+    second = good(folder, *words, "--port", str(port), "--allow-simulated", "--gate-windows", "2")
     assert (second["version"], second["study"]) == (2, "prod-1-retune")
+    gate = second["gate"]
+    assert (gate["verdict"], gate["against"]["label"].partition(" ")[0]) == ("pass", "prod@1")
+    (found,) = [one for one in gate["criteria"] if one["name"] == "gain"]
+    ratio = found["figures"][0]["estimate"]
+    assert ratio["low"] > 1
+    low, high = gain["throughput_interval"]
+    assert low < ratio["value"] < high
     assert script.read_bytes() != original
     changed = good(folder, "diff", "prod@1", "prod@2")
     assert {"name": "workload", "a": "tiny", "b": "prod-now"} in changed["facts"]
@@ -167,7 +191,7 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
 def test_a_server_with_other_settings_is_told(folder: Path) -> None:
     port = free_port()
     words = ("--target", "shell", "--out", "other", "--port", str(port), "--allow-simulated", "--skip-gate")
-    good(folder, "promote", "s", "--trial", "1", *words, "--name", "other")
+    good(folder, "promote", "s", "--trial", of_two_sequences(folder), *words, "--name", "other")
     script = folder / "other" / "other.sh"
     changed = folder / "changed.sh"
     changed.write_text(script.read_text().replace('"$@"', '--max-model-len 1024 --gpu-memory-utilization 0.5 "$@"'))

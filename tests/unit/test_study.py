@@ -555,6 +555,19 @@ def test_what_runs_today_is_launched_right_after_the_baseline_as_it_is(tmp_path:
     assert engine.launched[2] != today
 
 
+def test_what_runs_today_is_measured_to_its_end_however_slow(tmp_path: Path) -> None:
+    slow = Config.of({"max-num-seqs": 96, "max-model-len": 4096})
+
+    def script(config: Config, before: int) -> Script:
+        return Script(ttft_s=5.0, token_s=1.0) if config.get("max-num-seqs") == 96 else speeds(config, before)
+
+    outcome, engine = finished(tmp_path, script, trials=3, today=slow)
+    assert engine.launched[1] == slow
+    assert outcome.trials[1].measured
+    assert outcome.trials[1].result is not None
+    assert outcome.trials[1].result.early is None
+
+
 def test_what_runs_today_and_is_the_baseline_is_launched_once(tmp_path: Path) -> None:
     # 1,024 sequences are what vLLM takes on this GPU.
     outcome, engine = finished(tmp_path, speeds, trials=2, today=Config.of({"max-num-seqs": 1024}))

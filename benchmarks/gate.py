@@ -1,4 +1,4 @@
-"""Error rates of the gate before a promotion: `python -m benchmarks.gate [--json] [--pairs 400] [--most 24]`.
+"""Error rates of the gate before a promotion: `python -m benchmarks.gate [--json] [--pairs 400] [--most 40]`.
 
 Pairs of configs are made up: what runs today and a candidate that truly is the same, has 5 % more throughput, has a
 20 % lower p95 TTFT, or is that much worse. Every launch and every window of arrivals gets noise, and the gate's own

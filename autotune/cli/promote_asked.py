@@ -39,7 +39,7 @@ GateLaunches = Annotated[
 GateMostLaunches = Annotated[
     int | None,
     typer.Option(
-        help="The gate goes on to so many where more launches may decide it; an even number, default 24.",
+        help="The gate goes on to so many where more launches may decide it; an even number, default 40.",
         min=2,
         max=100,
     ),
@@ -47,7 +47,7 @@ GateMostLaunches = Annotated[
 GateWindows = Annotated[
     int | None,
     typer.Option(
-        help="Windows of arrivals in each launch of the gate; default: 6 to 16, as noisy as the first launch is.",
+        help="Windows of arrivals in each launch of the gate; default: 6 to 8, as noisy as the first launch is.",
         min=1,
         max=200,
     ),

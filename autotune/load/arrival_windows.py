@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
-LEAST_WINDOWS, MOST_WINDOWS = 6, 16
+LEAST_WINDOWS, MOST_WINDOWS = 6, 8
 TARGET_SD = 0.04
-"""A 20 % gain is 0.22 in logarithms, and between launches alone 0.057 are to be reckoned with. Where windows are quiet,
-more of them found no more gains (benchmarks/gate.py): what is then missing is launches."""
+"""Minutes are best spent on sqrt(within / between * launch / window) windows a launch (variances; minutes): 3 to 12
+where windows differ by 10 to 30 %, launches by 5.7 %, and a launch takes as long as five windows. Sixteen took a fifth
+more minutes to find as much, and found less of what launches themselves hide (benchmarks/gate.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ class NewPromotion(Wanted):
     )
     gate_launches: Annotated[int, Field(ge=2, le=100, multiple_of=2)] = 4
     gate_most_launches: Annotated[int, Field(ge=2, le=100, multiple_of=2)] | None = Field(
-        default=None, description="It goes on to so many where more may decide it; default: 24."
+        default=None, description="It goes on to so many where more may decide it; default: 40."
     )
     gate_windows: Annotated[int, Field(ge=1, le=200)] | None = None
     port: Annotated[int, Field(ge=1, le=65535)] = 8000

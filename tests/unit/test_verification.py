@@ -173,7 +173,7 @@ def test_no_difference_is_inconclusive_and_is_not_gone_on_with_for_ever(tmp_path
     found, _, _ = run(tmp_path, lambda *_: healthy(), noise=RunNoise(throughput_sd=0.01, ttft_sd=0.1, repeats=0))
     assert found.verdict is GateVerdict.INCONCLUSIVE
     assert [one.name for one in found.undecided] == ["gain"]
-    # 24 launches are allowed; without any difference it is soon clear that they would show none.
+    # 40 launches are allowed; without any difference it is soon clear that they would show none.
     assert [one.launches for one in found.looks] == [4]
     assert "would hardly show" in found.looks[-1].outlook
 
@@ -189,7 +189,7 @@ def test_what_four_launches_leave_open_is_gone_on_with_in_the_same_order(tmp_pat
     assert (found.order, len(engine.launched)) == ("ABBAABBA", 8)
     assert [watcher.launches[at][:2] for at in (3, 4)] == [(4, 4), (5, 8)]
     length, open_ = watcher.notes
-    assert re.fullmatch(r"4 launches like this take about \d+ min \d\d s, and 24, the most, \d+ min \d\d s", length)
+    assert re.fullmatch(r"4 launches like this take about \d+ min \d\d s, and 40, the most, 1 h \d\d min", length)
     assert open_.startswith(
         "undecided after 4 launches (about 22 launches would show it); going on to 8, which takes about"
     )

@@ -27,7 +27,7 @@ export async function promoteDialog(study, number, live) {
   const simulated = h("input", { type: "checkbox", id: "promote-simulated", onchange: () => show() });
   const against = h("select", { id: "promote-against" }, h("option", { value: "" }, "what runs today, else the baseline"), h("option", { value: "current" }, "what runs today"), h("option", { value: "baseline" }, "the baseline"));
   const first = h("input", { type: "number", id: "promote-launches", min: "2", max: "100", step: "2", value: "4" });
-  const most = h("input", { type: "number", id: "promote-most", min: "2", max: "100", step: "2", value: "24" });
+  const most = h("input", { type: "number", id: "promote-most", min: "2", max: "100", step: "2", value: "40" });
   const button = h("button", { type: "button", class: "primary", onclick: () => go() }, "Verify and promote");
   const stopper = h("button", { type: "button", class: "danger", hidden: true }, "Stop the verification");
 

@@ -6,7 +6,9 @@ What the chart makes of them, in `templates/deployment-vllm-multi.yaml` and `_he
 * It mounts /dev/shm only where `vllmConfig.tensorParallelSize` is said, so that is said wherever workers talk.
 * All other flags go through `extraArgs`; its own keys exist for a few flags only, and differ between its versions.
 * It has no key for the grace period and no pre-stop hook: pods get Kubernetes' 30 s, and the drain has to fit in them.
-* The pod's hostname is `RELEASE-NAME-vllm-stack`, which must stay within a DNS label's 63 characters.
+* Service and subdomain are `RELEASE-NAME-engine-service`, which must stay within a DNS label's 63 characters.
+* Helm lays values over the chart's own key by key, so what those hold and must not be is said as well: a delay of 15 s
+  before each probe, and containers that may be root.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ GRACE_S = 30
 MOST_DRAIN_S = 20
 """Of those, so that the server has time to free its GPUs before the kill."""
 
-NAME_LIMIT = 32
+NAME_LIMIT = 29
 RELEASE_LIMIT = 18
 
 _PREFIX_CACHING = "enable-prefix-caching"
@@ -52,7 +54,7 @@ def render(deployment: Deployment) -> tuple[RenderedFile, ...]:
     """One values file."""
     name = slug(deployment.name)
     path = f"{name}.helm-values.yaml"
-    release = slug(deployment.name, limit=RELEASE_LIMIT)
+    release = _word(slug(deployment.name, limit=RELEASE_LIMIT))
     usage = [
         "Values of the chart vllm/vllm-stack (vLLM production-stack; written for 0.1.16). Install:",
         f"  helm upgrade --install {release} vllm/vllm-stack -f {path}",
@@ -74,10 +76,13 @@ def document(deployment: Deployment) -> dict[str, Any]:
         "containerPort": deployment.port,
         "imagePullPolicy": "IfNotPresent",
         "securityContext": pod_security(),
-        "containerSecurityContext": container_security(),
+        "containerSecurityContext": {"runAsNonRoot": True, **container_security()},
         # A rolling update waits for GPUs that the old pod holds, for ever on a full node.
         "strategy": {"type": "Recreate"},
-        **probes(deployment, port=deployment.port),
+        **{
+            name: {"initialDelaySeconds": 0, **probe}
+            for name, probe in probes(deployment, port=deployment.port).items()
+        },
     }
     if "VLLM_API_KEY" in deployment.secret_names:
         # The chart's own key, because its router has to send it.
@@ -88,8 +93,12 @@ def document(deployment: Deployment) -> dict[str, Any]:
 
 
 def model_name(deployment: Deployment) -> str:
-    """The `name` of the model: the chart writes it into labels without quotes, where `on` would be no text."""
-    name = slug(deployment.name, limit=NAME_LIMIT)
+    """The `name` of the model."""
+    return _word(slug(deployment.name, limit=NAME_LIMIT))
+
+
+def _word(name: str) -> str:
+    """A name that the chart may write without quotes, as it does in labels, where `on` would be no text."""
     return f"v-{name}" if name in YAML_WORDS else name
 
 

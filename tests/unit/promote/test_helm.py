@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -17,41 +22,77 @@ from autotune.errors import NotPromotable
 from autotune.promote import Deployment, Target, render, serve_argv
 from autotune.records import ServerFacts
 
-# The chart's own declarations (values.schema.json): what a key may be.
-ENGINE_KEYS = {
-    "containerPort": int,
-    "imagePullPolicy": str,
-    "securityContext": dict,
-    "containerSecurityContext": dict,
-    "strategy": dict,
-    "startupProbe": dict,
-    "livenessProbe": dict,
-    "readinessProbe": dict,
-    "vllmApiKey": dict,
-    "runtimeClassName": str,
-    "modelSpec": list,
+
+def obj(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+TEXT, WHOLE, ANY = {"type": "string"}, {"type": "integer"}, {"type": "object"}
+TEXTS_LIST, LIST = {"type": "array", "items": TEXT}, {"type": "array"}
+PROBE = obj(
+    failureThreshold=WHOLE,
+    httpGet=obj(path=TEXT, port={"type": ["integer", "string"]}),
+    initialDelaySeconds=WHOLE,
+    periodSeconds=WHOLE,
+    timeoutSeconds=WHOLE,  # not declared by the chart, which refuses no further keys here and passes them on
+)
+DECLARED = obj(
+    servingEngineSpec=obj(
+        containerPort=WHOLE,
+        imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+        securityContext=ANY,
+        containerSecurityContext=ANY,
+        strategy=ANY,
+        startupProbe=PROBE,
+        livenessProbe=PROBE,
+        readinessProbe=PROBE,
+        vllmApiKey=obj(secretName=TEXT, secretKey=TEXT),
+        runtimeClassName=TEXT,
+        modelSpec={
+            "type": "array",
+            "items": obj(
+                name=TEXT,
+                annotations=ANY,
+                podAnnotations=ANY,
+                repository=TEXT,
+                tag=TEXT,
+                modelURL=TEXT,
+                replicaCount=WHOLE,
+                requestCPU=WHOLE,
+                requestMemory=TEXT,
+                requestGPU={"type": ["integer", "number", "string"]},
+                pvcStorage=TEXT,
+                pvcAccessMode=TEXTS_LIST,
+                vllmConfig=obj(enablePrefixCaching={"type": "boolean"}, tensorParallelSize=WHOLE, extraArgs=TEXTS_LIST),
+                env=LIST,
+                shmSize=TEXT,
+                extraVolumes=LIST,
+                extraVolumeMounts=LIST,
+            ),
+        },
+    )
+)
+"""Of the keys that we write, what the chart's values.schema.json declares them to be; other keys are refused."""
+
+CHART_VALUES = {
+    "containerSecurityContext": {"runAsNonRoot": False},
+    "strategy": {},
+    **{
+        probe: {
+            "initialDelaySeconds": 15,
+            "periodSeconds": 10,
+            "failureThreshold": 3,
+            "httpGet": {"path": "/health", "port": 8000},
+        }
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe")
+    },
 }
-MODEL_KEYS = {
-    "name": str,
-    "annotations": dict,
-    "podAnnotations": dict,
-    "repository": str,
-    "tag": str,
-    "modelURL": str,
-    "replicaCount": int,
-    "requestCPU": int,
-    "requestMemory": str,
-    "requestGPU": int,
-    "pvcStorage": str,
-    "pvcAccessMode": list,
-    "vllmConfig": dict,
-    "env": list,
-    "shmSize": str,
-    "extraVolumes": list,
-    "extraVolumeMounts": list,
-}
-VLLM_KEYS = {"enablePrefixCaching": bool, "tensorParallelSize": int, "extraArgs": list}
+"""The chart's own values, which Helm lays ours over."""
+
 RELEASE = "r" * 18
+HELM, CHART = (os.environ.get(f"AUTOTUNE_TEST_HELM{what}", "") for what in ("", "_CHART"))
+"""A helm program, and a folder with the chart; no package registry that tests may use has either."""
+
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12)
 
 
@@ -60,14 +101,30 @@ def values_of(made: Deployment) -> dict[str, Any]:
     return yaml.safe_load(file.text)
 
 
+def release_of(text: str) -> str:
+    """The release that the file's head says to install."""
+    found = re.search(r"helm upgrade --install (\S+) ", text)
+    assert found is not None
+    return found[1]
+
+
 def model_of(made: Deployment) -> dict[str, Any]:
     (model,) = values_of(made)["servingEngineSpec"]["modelSpec"]
     return model
 
 
+def laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """As Helm merges values: maps key by key, all else replaced."""
+    merged = {
+        key: laid_over(value, above[key]) if isinstance(value, dict) and isinstance(above.get(key), dict) else value
+        for key, value in below.items()
+    }
+    return {**merged, **{key: value for key, value in above.items() if not isinstance(below.get(key), dict)}}
+
+
 def rendered(values: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
     """The chart's Deployment, template by template, of the keys that we use."""
-    engine = values["servingEngineSpec"]
+    engine = laid_over(CHART_VALUES, values["servingEngineSpec"])
     (model,) = engine["modelSpec"]
     config = model["vllmConfig"]
     command = ["vllm", "serve", model["modelURL"], "--host", "0.0.0.0", "--port", str(engine["containerPort"])]
@@ -82,6 +139,7 @@ def rendered(values: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
     pod = {
         "securityContext": engine["securityContext"],
         "hostname": f"{release}-{model['name']}-vllm-stack",
+        "subdomain": service_of(model, release),
         "containers": [
             {
                 "name": "vllm",
@@ -92,7 +150,7 @@ def rendered(values: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
                 "env": [{"name": "HF_HOME", "value": "/data"}, *model["env"]],
                 "ports": [{"name": "container-port", "containerPort": engine["containerPort"]}],
                 **{probe: engine[probe] for probe in ("startupProbe", "livenessProbe", "readinessProbe")},
-                "resources": {"requests": {**amounts, **gpus}, **({"limits": gpus} if gpus else {})},
+                "resources": {"requests": {**amounts, **gpus}, "limits": gpus or None},
                 "volumeMounts": [
                     {"name": f"{release}-storage", "mountPath": "/data"},
                     *([{"name": "shm", "mountPath": "/dev/shm"}] if shm else []),
@@ -127,6 +185,11 @@ def rendered(values: dict[str, Any], release: str = RELEASE) -> dict[str, Any]:
     }
 
 
+def service_of(model: dict[str, Any], release: str) -> str:
+    """The name of the chart's Service, which its pods have as a subdomain."""
+    return f"{release}-{model['name']}-engine-service"
+
+
 def hostile(text: str) -> Deployment:
     return deployment(
         trial({"enable-prefix-caching": False, "tensor-parallel-size": 2, "served-model-name": text, "env:NOTE": text}),
@@ -148,13 +211,11 @@ CASES = [
 
 @pytest.mark.parametrize("made", CASES)
 def test_only_keys_that_the_chart_declares(made: Deployment) -> None:
-    values = values_of(made)
-    assert set(values) == {"servingEngineSpec"}
-    engine = values["servingEngineSpec"]
-    for keys, found in ((ENGINE_KEYS, engine), (MODEL_KEYS, model_of(made)), (VLLM_KEYS, model_of(made)["vllmConfig"])):
-        for key, value in found.items():
-            assert type(value) is keys[key], key
-    assert all(isinstance(word, str) for word in model_of(made)["vllmConfig"]["extraArgs"])
+    jsonschema.validate(values_of(made), DECLARED)
+    broken = values_of(made)
+    broken["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]["extraArgs"].append(1)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(broken, DECLARED)
 
 
 @pytest.mark.parametrize("made", CASES)
@@ -162,7 +223,8 @@ def test_what_the_chart_makes_of_it_is_a_deployment(made: Deployment) -> None:
     found = rendered(values_of(made))
     kubernetes_validate.validate(found, kubernetes_validate.latest_version(), strict=True)
     pod = found["spec"]["template"]["spec"]
-    assert len(pod["hostname"]) <= 63
+    for name in (pod["hostname"], pod["subdomain"], service_of(model_of(made), RELEASE)):
+        assert re.fullmatch(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", name), name
     names = [entry["name"] for entry in pod["containers"][0]["env"]]
     assert len(names) == len(set(names))
     mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
@@ -188,6 +250,55 @@ def test_the_chart_starts_the_same_server(text: str) -> None:
     assert got == wanted
     env = {entry["name"]: undollared(entry.get("value", ""), known) for entry in container["env"]}
     assert env["NOTE"] == text
+
+
+def test_what_the_charts_own_values_would_say_is_said_otherwise() -> None:
+    pod = rendered(values_of(deployment()))["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"] is container["securityContext"]["runAsNonRoot"] is True
+    assert [container[f"{kind}Probe"]["initialDelaySeconds"] for kind in ("startup", "liveness", "readiness")] == [
+        0
+    ] * 3
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v1/models"
+
+
+@pytest.mark.parametrize("name", ["on", "No", "null", "9", "a" * 64, "llama-3.1-8b-instruct-chat"])
+def test_release_and_model_are_text_without_quotes_and_fit_their_labels(name: str) -> None:
+    made = deployment(name=name)
+    (file,) = render(made, [Target.HELM])
+    release = release_of(file.text)
+    for word in (release, model_of(made)["name"]):
+        assert yaml.safe_load(word) == word
+    assert len(service_of(model_of(made), release)) <= 63
+
+
+@pytest.mark.skipif(not CHART or not HELM, reason="AUTOTUNE_TEST_HELM_CHART and AUTOTUNE_TEST_HELM name none")
+@pytest.mark.parametrize("made", CASES)
+def test_helm_itself_makes_of_it_what_this_file_says(made: Deployment, tmp_path: Path) -> None:
+    (file,) = render(made, [Target.HELM])
+    path, release = tmp_path / "values.yaml", release_of(file.text)
+    path.write_text(file.text, encoding="utf-8")
+    done = subprocess.run(
+        [HELM, "template", release, CHART, "-f", str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    documents = [one for one in yaml.safe_load_all(done.stdout) if one]
+    for document in documents:
+        kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
+    (found,) = [one for one in documents if one["kind"] == "Deployment" and one["metadata"]["name"].endswith("-vllm")]
+    wanted = rendered(values_of(made), release)
+    pod, expected = found["spec"]["template"]["spec"], wanted["spec"]["template"]["spec"]
+    assert found["spec"]["strategy"] == wanted["spec"]["strategy"]
+    assert found["metadata"]["annotations"] == wanted["metadata"]["annotations"]
+    assert {key: pod.get(key) for key in expected if key != "containers"} == {
+        key: value for key, value in expected.items() if key != "containers"
+    }
+    (container,), (own,) = pod["containers"], expected["containers"]
+    env = {one["name"]: one for one in container["env"]}
+    assert {one["name"]: env[one["name"]] for one in own["env"]} == {one["name"]: one for one in own["env"]}
+    plain = [key for key in own if key not in ("env", "ports")]
+    assert {key: container[key] for key in plain} == {key: own[key] for key in plain}
+    assert own["ports"][0] in container["ports"]
 
 
 def test_prefix_caching_is_always_said_as_the_chart_turns_it_off_otherwise() -> None:

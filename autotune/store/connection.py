@@ -82,10 +82,11 @@ def filesystem_of(path: Path, mounts: str) -> str | None:
 
 
 def connect(location: Location, *, create: bool, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Engine:
-    """An engine for `location`, proven to answer; SQLite in WAL mode.
+    """An engine for `location`, proven to answer.
 
     Args:
-        create: make a missing SQLite file and its folder; otherwise a missing file is an error.
+        create: make a missing SQLite file and its folder, and have it in WAL mode, which a running study needs so that
+            others may look on. Otherwise a missing file is an error, and to look at one changes no byte of it.
 
     Raises:
         StorageError: cannot be opened, is no database, cannot be written, lies on a network file system.
@@ -100,7 +101,7 @@ def connect(location: Location, *, create: bool, busy_timeout_s: float = BUSY_TI
         try:
             with engine.connect() as connection:
                 connection.exec_driver_sql("SELECT 1")
-            if location.path is not None:
+            if location.path is not None and create:
                 _enter_wal(location, engine, busy_timeout_s)
         except BaseException:
             engine.dispose()

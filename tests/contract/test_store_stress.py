@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import signal
 import sqlite3
@@ -24,6 +25,7 @@ from autotune.store.schema import HEAD, alembic_config
 from autotune.store.study_record import AttemptState
 
 ROOT = Path(__file__).parents[2]
+RECORDED = sorted((ROOT / "studies").glob("h200-*/autotune.db"))
 SAMPLES = ROOT / "tests" / "unit" / "store"
 sys.path.append(str(SAMPLES))
 
@@ -187,12 +189,22 @@ def test_a_database_of_every_earlier_version_goes_on(revision: str, database: Pa
 
 def test_a_recorded_database_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
-    shutil.copyfile(ROOT / "studies" / "h200-llama-8b-chat" / "autotune.db", path)
-    with Store.open(path) as store:
+    path.write_bytes(gzip.decompress((ROOT / "tests" / "data" / "store" / "h200-at-0002.db.gz").read_bytes()))
+    with Store.open(path, create=False) as store:
         (study,) = store.studies()
         trials = store.trials(study.name)
         assert len(trials) == 7
         assert store.outlines(study.name)[0].objectives == trials[0].objectives
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.parent.name)
+def test_a_recorded_study_is_not_changed_by_being_looked_at(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / "autotune.db"
+    shutil.copyfile(recorded, path)
+    with Store.open(path, create=False) as store:
+        assert store.trials(store.studies()[0].name)
+    assert path.read_bytes() == recorded.read_bytes()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["autotune.db"]
 
 
 def test_a_backup_and_an_export_while_somebody_writes_are_whole(database: Path, tmp_path: Path) -> None:

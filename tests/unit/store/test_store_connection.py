@@ -13,6 +13,7 @@ from sqlalchemy import event
 
 from autotune.errors import ExitCode, SchemaMismatch, StorageError, StorageLocked
 from autotune.store.connection import filesystem_of, locate, storage_error
+from autotune.store.listing import listed
 from autotune.store.repository import Store
 
 
@@ -33,6 +34,21 @@ def test_missing_file_is_made_only_when_asked(tmp_path):
     Store.open(path).close()
     Store.open(str(locate(path).url), create=False).close()
     assert path.exists()
+
+
+def test_looking_at_a_file_changes_no_byte_of_it(tmp_path):
+    path = tmp_path / "a.db"
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+        samples.add_trial(store, 0, samples.measured())
+    with sqlite3.connect(path) as raw:  # as a recorded study is kept, without the files of a running one beside it
+        raw.execute("PRAGMA journal_mode=DELETE")
+    before = path.read_bytes()
+    with Store.open(path, create=False) as store:
+        assert [trial.number for trial in store.trials(samples.spec().name)] == [0]
+    assert listed(path)[0].name == samples.spec().name
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.db"]
 
 
 @pytest.mark.parametrize(

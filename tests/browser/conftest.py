@@ -10,6 +10,7 @@ from typing import Any
 
 import made_studies
 import pytest
+from shown import PATIENCE_MS
 from sizes import WIDE
 
 from autotune.review.report import report_document, report_html
@@ -47,7 +48,7 @@ def looking(browser: Any) -> Iterator[Callable[..., Any]]:
 
     def opened(address: str, *, viewport: Any = WIDE, scheme: str = "light", expected: tuple[str, ...] = ()) -> Any:
         context = browser.new_context(viewport=viewport, color_scheme=scheme, reduced_motion="reduce")
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
 
         def told(text: str) -> None:

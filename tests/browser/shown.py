@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import expect
 
-PATIENCE_MS = 15_000
+PATIENCE_MS = 20_000
 """For what is to appear: beside other tests on two cores, a second is soon gone."""
 
 expect.set_options(timeout=PATIENCE_MS)

@@ -85,14 +85,14 @@ def test_what_a_running_study_measures_appears_by_itself(looking: Looking, servi
     page.locator(".mark[data-number='0']").focus()
     with Store.open(own.database) as store:
         made_studies.add_trial(store, "one", made_studies.measured(2600, 0.31), {"max-num-seqs": 512})
-    page.locator("h2", has_text="Pick: trial 1").wait_for(timeout=15_000)
+    page.locator("h2", has_text="Pick: trial 1").wait_for()
     expect(page.locator(".mark.k-pick[data-number='1']")).to_have_count(1)
     expect(table).to_have_count(2)  # still open
     expect(page.locator(".mark[data-number='0']")).to_be_focused()
     assert page.evaluate("window.same") is True  # without loading the page again
     with Store.open(own.database) as store:
         store.set_study_state("one", StudyState.FINISHED)
-    page.locator(".head .tag", has_text="finished").wait_for(timeout=15_000)
+    page.locator(".head .tag", has_text="finished").wait_for()
 
 
 def test_a_new_study_is_refused_with_the_reason_beside_the_field(looking: Looking, service: str) -> None:
@@ -178,7 +178,7 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
         page.goto(f"{service}/studies/simulated/trials/{number}")
         page.locator("dialog[open] button", has_text="Promote …").click()
         page.locator("#promote-name").fill("prod-chat")
-        expect(page.locator("dialog button.primary")).to_be_disabled()
+        expect(page.locator("dialog[open] button.primary")).to_be_disabled()
         page.locator("#promote-simulated").check()
         page.locator("dialog pre", has_text="max-num-seqs").first.wait_for()
         tab = page.locator("[role=tab]", has_text="prod-chat.compose.yaml")
@@ -200,7 +200,7 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
     page.keyboard.press("Escape")
     latest.locator("button", has_text="Roll back").click()
     page.locator("dialog #rollback-reason").fill("too slow")
-    page.locator("dialog button.primary").click()
+    page.locator("dialog[open] button.primary").click()
     page.locator("article[aria-label='prod-chat@3'] >> text=back to version 1").wait_for()
     assert axe.violations(page) == []
     page.goto(f"{service}/studies/simulated")

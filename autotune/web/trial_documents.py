@@ -309,6 +309,7 @@ class CurveLevel(Document):
     role: str
     open: bool = Field(description="Requests came at a rate, and not when others had ended.")
     offered: str
+    rate_rps_per_gpu: float | None = Field(description="Offered; null where the load is a number in flight.")
     request_rps_per_gpu: float | None
     output_tok_s_per_gpu: float | None
     ttft_p50_s: float | None

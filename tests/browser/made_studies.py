@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.records import (
@@ -16,6 +17,8 @@ from autotune.records import (
     Estimate,
     Failure,
     FailureClass,
+    Goodput,
+    GoodputEnd,
     Gpu,
     Latency,
     LevelRole,
@@ -28,6 +31,7 @@ from autotune.records import (
     Phase,
     ServerDelta,
     ServerFacts,
+    Slo,
     TrialResult,
 )
 from autotune.store.codec import encode
@@ -57,6 +61,7 @@ def add_study(
     simulated: bool = False,
     state: StudyState = StudyState.FINISHED,
     sampler: str = "prior",
+    objective: str = "throughput",
 ) -> str:
     store.create_or_resume_study(
         StudySpec(
@@ -67,7 +72,7 @@ def add_study(
             clock=ClockKind.VIRTUAL if simulated else ClockKind.WALL,
             target_trials=target,
             identity={"model": model, "workload": "chat", "space": "abc", "node": NODE.name, "vllm_version": "0.32.0"},
-            spec={"workload": "chat", "node": encode(NODE), "slo": slo, "sampler": sampler},
+            spec={"workload": "chat", "node": encode(NODE), "slo": slo, "sampler": sampler, "objective": objective},
         )
     )
     store.set_study_state(name, state)
@@ -242,6 +247,38 @@ def by_chance(store: Store, name: str = "by-chance") -> str:
     return name
 
 
+def probed(rate_rps: float, ttft_s: float) -> Measurement:
+    """A level at a rate that the search for a goodput tried."""
+    found = level(LevelRole.GOODPUT, rate_rps * 128, ttft_s)
+    how = replace(found.level, arrivals=Arrivals.POISSON, concurrency=None, rate_rps=rate_rps)
+    return replace(found, level=replace(how, name=f"goodput-{rate_rps:g}"))
+
+
+def goodput(store: Store, name: str = "goodput") -> str:
+    """Highest rates within an SLO; of trial 1 no rate that was tried missed it."""
+    add_study(store, name, objective="goodput", slo="ttft_p95<=400ms", target=3)
+    for rate_rps, ttft_s, values, is_open in (
+        (10.0, 0.3, {}, False),
+        (14.0, 0.31, {"max-num-seqs": 512}, True),
+        (8.0, 0.2, {"max-num-seqs": 64}, False),
+    ):
+        base = measured(rate_rps * 128, ttft_s)
+        tried = tuple(probed(rate_rps * share, ttft_s * (1 + share)) for share in (0.5, 0.8, 1.0))
+        width = 0.0 if is_open else 0.04
+        around = Estimate(value=rate_rps, low=rate_rps * (1 - width), high=rate_rps * (1 + width))
+        searched = Goodput(
+            slo=Slo.of(ttft_p95=0.4),
+            end=GoodputEnd.LEVELS if is_open else GoodputEnd.NARROW,
+            rate_rps=replace(around, low=None, high=None) if is_open else around,
+            output_tok_s=Estimate(value=rate_rps * 128),
+            levels=3,
+            seconds=180.0,
+            is_open=is_open,
+        )
+        add_trial(store, name, replace(base, measurements=(*base.measurements, *tried), goodput=searched), values)
+    return name
+
+
 def empty(store: Store, name: str = "empty") -> str:
     return add_study(store, name, state=StudyState.RUNNING)
 
@@ -313,9 +350,10 @@ def many(store: Store, trials: int = 1000, name: str = "many") -> str:
 def make_all(path: Path, *, trials: int = 0) -> None:
     """All states in one database; with `trials`, the large one as well."""
     with Store.open(path) as store:
-        for make in (usual, by_chance, empty, one_trial, all_infeasible, long_names, hostile):
+        for make in (usual, by_chance, goodput, empty, one_trial, all_infeasible, long_names, hostile):
             make(store)
         usual(store, "with-slo", slo="ttft_p95<=400ms")
         usual(store, "simulated", simulated=True)
+        many(store, 50, name="wide")
         if trials:
             many(store, trials)

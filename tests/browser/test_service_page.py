@@ -46,7 +46,7 @@ def service(own: Places) -> Iterator[str]:
 def test_the_list_leads_to_a_study_and_back(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/"))
     rows = page.locator("ul.rows > li")
-    expect(rows).to_have_count(9)
+    expect(rows).to_have_count(11)
     row = page.locator("ul.rows a[href='/studies/infeasible']")
     expect(page.locator("ul.rows > li", has_text="6 infeasible")).to_contain_text("6 of 6")
     expect(page.locator("[role=progressbar][aria-valuenow='9']")).to_have_count(3)
@@ -298,6 +298,39 @@ def test_growth_is_held_against_random_search_of_the_same_question(looking: Look
     ready(page)
     expect(page.locator("figure .line-own")).to_have_count(2)
     expect(page.locator("figure .line-control")).to_have_count(0)  # measured, which is no control for a model
+
+
+def test_a_goodput_is_called_one_everywhere(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/studies/goodput"))
+    front = page.locator("section.hero figure")
+    expect(front.locator("text=goodput: requests/s per GPU that meet the SLO")).to_have_count(1)
+    expect(page.locator(".verdict .big").first).to_contain_text("≥ 14.0")  # every rate that was tried met the SLO
+    expect(page.locator(".verdict .big").first).to_contain_text("1,792 output tokens/s per GPU at that rate")
+    page.locator(".mark[data-number='0']").focus()
+    expect(front.locator(".tip")).to_contain_text("goodput, requests/s per GPU10.0 9.60 to 10.4")
+    page.locator("summary", has_text="configs with figures").click()
+    expect(page.locator("section.hero thead")).to_contain_text("goodput, requests/s per GPU")
+    launches = page.locator("section", has=page.locator("h2#launches"))
+    expect(launches.locator("tbody tr").first).to_contain_text("10.0")
+    curves = page.locator("section", has=page.locator("h2#curves"))
+    expect(curves.locator("path.goodput")).to_have_count(3)
+    expect(curves.locator("[aria-label^='pick · 1, poisson 11.2/s']")).to_have_count(1)  # a rate that was probed
+    curves.locator("summary", has_text="latency against load").click()
+    expect(curves.locator("tr", has_text="probe for the goodput")).to_have_count(9)
+
+
+def test_curves_of_any_trial_are_fetched_when_it_is_chosen(looking: Looking, service: str, report: Any) -> None:
+    page = ready(looking(f"{service}/studies/wide"))
+    picture = page.locator("figure[aria-label='Latency against load']")
+    evidence = page.evaluate("fetch('/api/v1/studies/wide/page/evidence').then(answer => answer.json())")
+    here = {one["number"] for one in evidence["curves"]}
+    other = next(number for number in range(1, 50) if number % 9 and number not in here)
+    chooser = page.locator("select[aria-label='Add a trial']")
+    chooser.select_option(str(other))
+    expect(picture.locator(f"[aria-label^='trial {other}, ']")).to_have_count(2)
+    page = ready(looking(report("wide")))
+    expect(page.locator(f"select[aria-label='Add a trial'] option[value='{other}']")).to_have_count(0)
+    expect(page.locator("text=The curves of 5 more trials with figures are not in this file")).to_be_visible()
 
 
 def test_a_part_with_nothing_to_show_is_one_line_with_its_reason(looking: Looking, service: str) -> None:

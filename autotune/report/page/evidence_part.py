@@ -160,6 +160,7 @@ def _level(trial: Trial, measured: Measurement) -> dict[str, Any]:
         "role": str(measured.level.role),
         "open": measured.level.role is LevelRole.TTFT or measured.level.rate_rps is not None,
         "offered": offered(measured),
+        "rate_rps_per_gpu": None if measured.level.rate_rps is None else measured.level.rate_rps * per,
         "request_rps_per_gpu": rps.value * per if rps else None,
         "output_tok_s_per_gpu": tok_s.value * per if tok_s else None,
         "ttft_p50_s": ttft.p50.value if ttft else None,

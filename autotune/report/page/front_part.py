@@ -64,7 +64,7 @@ def front_part(view: StudyView, facts: Facts, *, control: Control | None = None)
         "study": _study(view, facts),
         "slo": _slo(view),
         "trials": [_trial(view, trial) for trial in view.trials],
-        "configs": [_config(view, by_number[point.number], point) for point in found],
+        "configs": [_config(view, by_number, point) for point in found],
         "front": [trial.number for trial in view.front_trials],
         "baseline": standing_number(view, view.baseline),
         "pick": _pick(view),
@@ -111,6 +111,7 @@ def _slo(view: StudyView) -> dict[str, Any]:
 
 def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
     result, figures = trial.result, own_figures(trial)
+    goodput = result.goodput if result else None
     return {
         "number": trial.number,
         "flags": {name: value for name, value in trial.config if value is not None},
@@ -119,6 +120,7 @@ def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
         "void": trial.void is not None,
         **figure("output_tok_s_per_gpu", figures.output_tok_s_per_gpu),
         **figure("ttft_p95_s", figures.ttft_p95_s),
+        **({} if goodput is None else figure("goodput_rps_per_gpu", figures.goodput_rps_per_gpu)),
         "origin": str(trial.origin),
         "launched_as": str(launch_reason(trial)),
         "why": plain_why(trial),
@@ -134,7 +136,14 @@ def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
     }
 
 
-def _config(view: StudyView, trial: Trial, point: Point) -> dict[str, Any]:
+def _is_open(point: Point, trials: Mapping[int, Trial]) -> bool:
+    """Whether a launch met the SLO at every rate that was tried: its goodput is at least what is told."""
+    results = (trials[number].result for number in point.numbers)
+    return any(result is not None and result.goodput is not None and result.goodput.is_open for result in results)
+
+
+def _config(view: StudyView, trials: Mapping[int, Trial], point: Point) -> dict[str, Any]:
+    trial = trials[point.number]
     own = view.baseline is not None and point.is_of(view.baseline)
     base = view.baseline_trial
     changed = settings(trial.config) if base is None else () if own else changes(trial.config, base)
@@ -144,6 +153,7 @@ def _config(view: StudyView, trial: Trial, point: Point) -> dict[str, Any]:
         **figure("output_tok_s_per_gpu", point.tok_s_per_gpu),
         **figure("ttft_p95_s", point.ttft_p95_s),
         **figure("goodput_rps_per_gpu", point.goodput_rps_per_gpu),
+        **({"goodput_open": _is_open(point, trials)} if point.goodput_rps_per_gpu is not None else {}),
         "gpus": trial.gpus,
         "on_front": point.number in view.front,
         "changes": list(changed),

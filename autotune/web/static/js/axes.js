@@ -2,7 +2,7 @@
 // no second drawing.
 
 import { focusedIn, h } from "./dom.js";
-import { seconds } from "./format.js";
+import { rate, seconds } from "./format.js";
 
 // Draws again when its width changes; `paint(width)` answers what to show.
 export function responsive(paint, { label, describedBy } = {}) {
@@ -53,6 +53,10 @@ export function tickSeconds(value) {
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   if (value < 120) return `${Number(value.toPrecision(3))} s`;
   return seconds(value);
+}
+
+export function tickRate(value) {
+  return value >= 100 ? rate(value) : String(Number(value.toPrecision(3)));
 }
 
 export function xAxis({ scale, ticks, format, top, bottom, title }) {

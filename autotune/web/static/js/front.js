@@ -1,7 +1,7 @@
 // The picture that everything is about: throughput per GPU against p95 TTFT, with a limit that can be moved.
 
 import { dataTable, flagList, h, announce } from "./dom.js";
-import { logTicks, responsive, surface, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
+import { logTicks, responsive, surface, tickRate, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
 import { between, chance, gain, plural, rate, reasonWords, seconds } from "./format.js";
 import { KINDS, classesOf, failedKind, kindOf, outline, swatch } from "./kinds.js";
 
@@ -10,7 +10,7 @@ const MOST_WHISKERS = 12;
 
 // `hidden`: the kinds that the reader hid in the picture that this one replaces.
 export function frontChart(study, { open, hidden = new Set() }) {
-  const figure = responsive((width) => drawn(width), { label: `Front of ${study.name}: output tokens per second per GPU against p95 time to first token` });
+  const figure = responsive((width) => drawn(width), { label: `Front of ${study.name}: ${study.first.axis} against p95 time to first token` });
   const tip = tipFor(figure);
   let current = null;
 
@@ -22,8 +22,8 @@ export function frontChart(study, { open, hidden = new Set() }) {
     svg.append(
       ...[watermark(study.simulated, width, box.bottom),
         xAxis({ scale: box.x, ticks: box.xTicks, format: tickSeconds, top: box.top, bottom: box.bottom, title: "p95 time to first token · log scale · left is better" }),
-        yAxis({ scale: box.y, ticks: box.yTicks, format: rate, left: box.left, right: box.right, title: `output tokens/s per GPU · up is better` })].filter(Boolean),
-      zone(study, box), ...stair(front, box));
+        yAxis({ scale: box.y, ticks: box.yTicks, format: tickRate, left: box.left, right: box.right, title: `${study.first.axis} · up is better` })].filter(Boolean),
+      zone(study, box), ...stair(study, front, box));
     const marks = [];
     const kinds = study.front.configs.map((config) => ({ config, kind: kindOf(study, config, pick) }));
     kinds.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
@@ -31,7 +31,7 @@ export function frontChart(study, { open, hidden = new Set() }) {
       const node = point(study, box, config, kind, kinds.length);
       if (hidden.has(kind)) node.classList.add("off");
       svg.append(node);
-      marks.push({ node, x: box.x(config.ttft_p95_s), y: box.y(config.output_tok_s_per_gpu), number: config.number, content: () => configTip(study, config, kind), shown: !hidden.has(kind) });
+      marks.push({ node, x: box.x(config.ttft_p95_s), y: box.y(config[study.first.key]), number: config.number, content: () => configTip(study, config, kind), shown: !hidden.has(kind) });
     }
     marks.push(...bounds(study, box, svg, hidden), ...strip(study, box, svg, hidden));
     svg.append(...labels(study, box, kinds.filter(({ kind }) => !hidden.has(kind))));
@@ -110,7 +110,7 @@ export function describe(study) {
   const front = study.front.front.map((number) => study.config(number)).filter(Boolean);
   const mark = study.simulated ? "Simulated. " : "";
   if (!front.length) return `${mark}No trial was measured yet.`;
-  const word = (one) => `${rate(one.output_tok_s_per_gpu)} output tokens/s per GPU at ${seconds(one.ttft_p95_s)} p95 TTFT`;
+  const word = (one) => `${study.firstText(one)} ${study.goodput ? "requests/s of goodput" : "output tokens/s"} per GPU at ${seconds(one.ttft_p95_s)} p95 TTFT`;
   const pick = study.pick ? ` The pick is trial ${study.pick.number}.` : " There is no pick.";
   return `${mark}${plural(front.length, "config")} on the front: from trial ${front[0].number} with ${word(front[0])} to trial ${front.at(-1).number} with ${word(front.at(-1))}.${pick} Use the arrow keys to go from trial to trial, Enter to open one.`;
 }
@@ -126,28 +126,28 @@ function frame(study, width) {
   let low = Math.min(...lows, ...limits), high = Math.max(...highs, ...limits);
   const room = Math.max((high / low) ** 0.06, 1.05);
   [low, high] = [low / room, high * room];
-  const values = configs.flatMap((one) => [...(one.output_tok_s_per_gpu_interval ?? []), one.output_tok_s_per_gpu]);
+  const values = configs.flatMap((one) => [...(one[`${study.first.key}_interval`] ?? []), one[study.first.key]]);
   const [least, most] = d3.extent(values);
   const spread = Math.max(most - least, 0.05 * most);
   const x = d3.scaleLog([low, high], [left, right]).clamp(true);
   const y = d3.scaleLinear([Math.max(0, least - 0.1 * spread), most + 0.12 * spread], [bottom, top]).clamp(true);
-  const failed = study.front.trials.filter((trial) => (trial.outcome !== "measured" || trial.void) && !bounded(trial, { x, y }));
+  const failed = study.front.trials.filter((trial) => (trial.outcome !== "measured" || trial.void) && !bounded(study, trial, { x, y }));
   const rows = failed.length ? 1 : 0;
   return { x, y, left, right, top, bottom, narrow, xTicks: logTicks(low, high, narrow ? 4 : 9), yTicks: y.ticks(narrow ? 5 : 7), height: bottom + 46 + rows * (narrow ? 52 : 40), stripY: bottom + 66, failed };
 }
 
-function stair(front, box) {
+function stair(study, front, box) {
   if (!front.length) return [];
-  const at = front.map((one) => [box.x(one.ttft_p95_s), box.y(one.output_tok_s_per_gpu)]);
+  const at = front.map((one) => [box.x(one.ttft_p95_s), box.y(one[study.first.key])]);
   // Between two trials of the front nothing better was seen: the line is the stair that they dominate.
   const area = d3.area().curve(d3.curveStepAfter).y0(box.bottom)([...at, [box.right, at.at(-1)[1]]]);
   return [h("path.front-area", { d: area, "aria-hidden": "true" }), h("path.front-line", { d: d3.line().curve(d3.curveStepAfter)(at), "aria-hidden": "true" })];
 }
 
 function point(study, box, config, kind, all) {
-  const cx = box.x(config.ttft_p95_s), cy = box.y(config.output_tok_s_per_gpu);
+  const cx = box.x(config.ttft_p95_s), cy = box.y(config[study.first.key]);
   const minor = kind === "dominated" || kind === "tied";
-  const [low, high] = config.ttft_p95_s_interval ?? [], [bad, good] = config.output_tok_s_per_gpu_interval ?? [];
+  const [low, high] = config.ttft_p95_s_interval ?? [], [bad, good] = config[`${study.first.key}_interval`] ?? [];
   return h("g", { class: `${classesOf(kind)}${kind === "dominated" && all > 300 ? " crowd" : ""}${minor ? (all > MOST_WHISKERS ? " quiet" : " minor") : ""}${study.keeps(config.number) ? "" : " misses"}`, role: "button", "aria-label": words(study, config, kind), "data-number": config.number },
     low !== undefined ? h("line.whisker", { x1: box.x(low), x2: box.x(high), y1: cy, y2: cy }) : null,
     bad !== undefined ? h("line.whisker", { x1: cx, x2: cx, y1: box.y(bad), y2: box.y(good) }) : null,
@@ -160,14 +160,14 @@ function point(study, box, config, kind, all) {
 
 function words(study, config, kind) {
   const today = config.runs_today ? ", runs today" : "";
-  return `Trial ${config.number}, ${KINDS[kind].word}${today}: ${rate(config.output_tok_s_per_gpu)} tokens/s per GPU, p95 TTFT ${seconds(config.ttft_p95_s)}`;
+  return `Trial ${config.number}, ${KINDS[kind].word}${today}: ${study.firstText(config)} ${study.goodput ? "requests/s of goodput" : "tokens/s"} per GPU, p95 TTFT ${seconds(config.ttft_p95_s)}`;
 }
 
 // An abandoned trial was shown to be slower than this: its mark points to where it would lie.
 function bounds(study, box, svg, hidden) {
   const told = [];
   for (const trial of study.front.trials) {
-    if (!bounded(trial, box)) continue;
+    if (!bounded(study, trial, box)) continue;
     const at = Math.max(trial.early.ttft_s, 1e-6);
     const [x, y] = [box.x(at), box.y(trial.output_tok_s_per_gpu)];
     const node = h("g", { class: classesOf("abandoned"), role: "button", "data-number": trial.number, "aria-label": `Trial ${trial.number}, abandoned early: ${rate(trial.output_tok_s_per_gpu)} tokens/s per GPU, p95 TTFT above ${seconds(at)}` },
@@ -180,7 +180,8 @@ function bounds(study, box, svg, hidden) {
 }
 
 // Whether an abandoned trial has a place in the picture.
-function bounded(trial, box) {
+function bounded(study, trial, box) {
+  if (study.goodput) return false;  // it has a throughput, and no goodput
   if (trial.outcome !== "abandoned" || trial.output_tok_s_per_gpu === null || !trial.early) return false;
   const inside = (scale, value) => value >= d3.min(scale.domain()) && value <= d3.max(scale.domain());
   return inside(box.x, trial.early.ttft_s) && inside(box.y, trial.output_tok_s_per_gpu);
@@ -205,13 +206,13 @@ function strip(study, box, svg, hidden) {
 
 function labels(study, box, kinds) {
   const placed = [], told = [];
-  const points = kinds.slice(-200).map(({ config }) => ({ left: box.x(config.ttft_p95_s) - 7, right: box.x(config.ttft_p95_s) + 7, top: box.y(config.output_tok_s_per_gpu) - 7, bottom: box.y(config.output_tok_s_per_gpu) + 7 }));
+  const points = kinds.slice(-200).map(({ config }) => ({ left: box.x(config.ttft_p95_s) - 7, right: box.x(config.ttft_p95_s) + 7, top: box.y(config[study.first.key]) - 7, bottom: box.y(config[study.first.key]) + 7 }));
   const wanted = kinds.filter(({ config, kind }) => !["dominated", "tied"].includes(kind) || config.runs_today)
     .sort((a, b) => ORDER.indexOf(b.kind) - ORDER.indexOf(a.kind));
   for (const { config, kind } of wanted) {
     const word = kind === "pick" ? `pick · ${config.number}` : kind === "baseline" ? `baseline · ${config.number}` : config.runs_today ? `runs today · ${config.number}` : String(config.number);
     const wide = word.length * 6.6 + 6;
-    const x = box.x(config.ttft_p95_s), y = box.y(config.output_tok_s_per_gpu);
+    const x = box.x(config.ttft_p95_s), y = box.y(config[study.first.key]);
     const spots = [[-13, -11, "end"], [13, -11, "start"], [13, 21, "start"], [-13, 21, "end"], [0, -19, "middle"], [0, 29, "middle"]].map(([dx, dy, anchor]) => {
       const left = x + dx - (anchor === "end" ? wide : anchor === "middle" ? wide / 2 : 0);
       const own = { left, right: left + wide, top: y + dy - 11, bottom: y + dy + 4 };
@@ -302,14 +303,14 @@ function configTip(study, config, kind) {
   return [
     h("p", {}, h("b", {}, `Trial ${config.number}`), ` ${KINDS[kind].word}${config.runs_today ? " · runs today" : ""}${study.simulated ? " · simulated" : ""}`),
     h("dl", {},
-      config.goodput_rps_per_gpu !== null ? line("goodput requests/s per GPU", rate(config.goodput_rps_per_gpu)) : null,
-      line("tokens/s per GPU", rate(config.output_tok_s_per_gpu), between(config.output_tok_s_per_gpu_interval, rate)),
+      study.goodput ? line(study.first.head, study.firstText(config), between(config.goodput_rps_per_gpu_interval, rate)) : null,
+      line(study.goodput ? "tokens/s per GPU at that rate" : "tokens/s per GPU", rate(config.output_tok_s_per_gpu), between(config.output_tok_s_per_gpu_interval, rate)),
       line("TTFT p95", seconds(config.ttft_p95_s), between(config.ttft_p95_s_interval, seconds)),
       line("launches", String(config.launches.length)),
       study.limit_s !== null && !study.keeps(config.number) ? line("limit", "not surely kept") : null,
       standing ? line("on the front with", chance(standing.front_probability)) : null,
       standing?.tied_with.length ? line("tied with", `${standing.tied_with.slice(0, 4).join(", ")}${standing.tied_with.length > 4 ? ` and ${standing.tied_with.length - 4} more` : ""}`) : null,
-      config.against_running ? line("against today", `${gain(config.against_running.throughput_ratio)} tok/s, ${gain(config.against_running.ttft_ratio)} TTFT`) : null),
+      config.against_running ? line("against today", `${gain(config.against_running.throughput_ratio)} ${study.goodput ? "goodput" : "tok/s"}, ${gain(config.against_running.ttft_ratio)} TTFT`) : null),
     flagList(config.changes, kind === "baseline" ? "vLLM's defaults" : "as the baseline"),
   ];
 }
@@ -330,8 +331,9 @@ function frontTable(study) {
   return dataTable([
     { head: "trial", right: true, cell: (one) => one.number },
     { head: "place", cell: (one) => KINDS[kindOf(study, one, study.pick?.number ?? null)].word },
-    { head: "tokens/s per GPU", right: true, cell: (one) => rate(one.output_tok_s_per_gpu) },
-    { head: "95 % interval", right: true, cell: (one) => between(one.output_tok_s_per_gpu_interval, rate) ?? "–" },
+    { head: study.first.head, right: true, cell: (one) => study.firstText(one) },
+    { head: "95 % interval", right: true, cell: (one) => between(one[`${study.first.key}_interval`], rate) ?? "–" },
+    ...(study.goodput ? [{ head: "tokens/s per GPU at that rate", right: true, cell: (one) => rate(one.output_tok_s_per_gpu) }] : []),
     { head: "TTFT p95", right: true, cell: (one) => seconds(one.ttft_p95_s) },
     { head: "95 % interval", right: true, cell: (one) => between(one.ttft_p95_s_interval, seconds) ?? "–" },
     { head: "changes", cell: (one) => flagList(one.changes, "none") },

@@ -2,25 +2,40 @@
 
 import { dataTable, h, replace } from "./dom.js";
 import { logTicks, responsive, surface, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
-import { count, rate, seconds } from "./format.js";
+import { count, plural, rate, seconds } from "./format.js";
 
 const MOST = 6;
+const ROLES = { ramp: "ramp", throughput: "throughput", ttft: "TTFT", goodput: "probe for the goodput", extra: "further level" };
 
 // Which trials the pictures of this part compare; pick and baseline first.
 export class Chosen {
-  constructor(study) {
+  constructor(study, kept = null) {
     this.study = study;
-    const known = new Set([...study.evidence.curves.map((one) => one.number)]);
+    // A report has the curves that it has; the service is asked for those of any other trial when they are chosen.
+    const own = study.evidence.curves.map((one) => one.number);
+    const known = new Set(study.source.live ? [...own, ...study.evidence.servers.map((one) => one.number)] : own);
+    this.missing = study.evidence.servers.filter((one) => !known.has(one.number)).length;
     const wanted = [study.pick?.number, study.front.baseline, ...study.front.front].filter((one) => one !== null && one !== undefined && known.has(one));
-    this.numbers = [...new Set(wanted)].slice(0, 3);
+    this.touched = kept !== null;
+    this.numbers = kept ?? [...new Set(wanted)].slice(0, 3);
     this.all = [...known].sort((a, b) => a - b);
     this.listeners = new Set();
   }
   colour(number) { return `series-${this.numbers.indexOf(number) % MOST}`; }
   toggle(number) {
+    this.touched = true;
     if (this.numbers.includes(number)) this.numbers = this.numbers.filter((one) => one !== number);
     else if (this.numbers.length < MOST) this.numbers = [...this.numbers, number];
-    for (const listener of this.listeners) listener();
+    this.tell();
+    this.complete();
+  }
+  tell() { for (const listener of this.listeners) listener(); }
+  // Asks for what is chosen and not here.
+  async complete() {
+    for (const number of this.numbers.filter((one) => this.study.lacks(one))) {
+      try { await this.study.fetchCurve(number); this.problem = null; } catch (problem) { this.problem = problem; }
+      this.tell();
+    }
   }
   name(number) {
     if (number === this.study.pick?.number) return `pick · ${number}`;
@@ -41,31 +56,44 @@ export function chooser(chosen) {
     }, chosen.name(number), h("span", { "aria-hidden": "true" }, "×"))), ...(free.length ? [adding] : []));
   };
   draw();
-  return element;
+  const note = h("p.faint", { role: "status", style: { "font-size": ".85rem", "margin-bottom": ".8rem" } });
+  const say = () => {
+    note.textContent = chosen.problem ? `This could not be fetched: ${chosen.problem.message}` : chosen.missing ? `The curves of ${plural(chosen.missing, "more trial")} with figures are not in this file; the service (autotune serve) has those of every trial.` : "";
+    note.hidden = !note.textContent;
+  };
+  say();
+  chosen.listeners.add(say);
+  return [element, note];
 }
 
 export function loadCurves(study, chosen) {
-  const curve = (number) => study.evidence.curves.find((one) => one.number === number);
-  const rows = () => chosen.numbers.flatMap((number) => (curve(number)?.levels ?? []).map((level) => ({ number, ...level })));
+  const rows = () => chosen.numbers.flatMap((number) => (study.curve(number)?.levels ?? []).map((level) => ({ number, ...level })));
   const figure = responsive((width) => {
     const all = rows().filter((one) => one.ttft_p95_s !== null && one.request_rps_per_gpu !== null);
     const left = 58, right = width - 18, top = 34, bottom = 300;
-    if (!all.length) return h("p.soft", {}, "None of these trials has a load level with figures.");
-    const x = d3.scaleLinear([0, d3.max(all, (one) => one.request_rps_per_gpu) * 1.06], [left, right]);
+    if (!all.length) return h("p.soft", {}, chosen.numbers.some((one) => study.lacks(one)) ? "Fetching …" : "None of these trials has a load level with figures.");
+    // A goodput is a rate that was offered, and so are the rates that were probed for it.
+    const along = (one) => (study.goodput ? one.rate_rps_per_gpu : null) ?? one.request_rps_per_gpu;
+    const goodputs = new Map(study.goodput ? chosen.numbers.map((number) => [number, study.config(number)?.goodput_rps_per_gpu]).filter(([, value]) => value) : []);
+    const x = d3.scaleLinear([0, d3.max([...all.map(along), ...goodputs.values()]) * 1.06], [left, right]);
     const [low, high] = [d3.min(all, (one) => one.ttft_p95_s) / 1.2, d3.max(all, (one) => one.ttft_p95_s) * 1.2];
     const y = d3.scaleLog([low, high], [bottom, top]);
     const svg = surface(width, bottom + 46, "p95 TTFT against requests per second per GPU");
-    svg.append(...[watermark(study.simulated, width, bottom), xAxis({ scale: x, ticks: x.ticks(Math.min(8, width / 90)), format: (value) => String(Number(value.toPrecision(4))), top, bottom, title: "requests/s served per GPU" }),
+    svg.append(...[watermark(study.simulated, width, bottom), xAxis({ scale: x, ticks: x.ticks(Math.min(8, width / 90)), format: (value) => String(Number(value.toPrecision(4))), top, bottom, title: study.goodput ? "requests/s per GPU, offered (squares: served)" : "requests/s served per GPU" }),
       yAxis({ scale: y, ticks: logTicks(low, high, 6), format: tickSeconds, left, right, title: "p95 TTFT · log scale" })].filter(Boolean));
+    const limit = study.front.slo.ttft_p95_s;
+    if (limit !== null && limit > low && limit < high) svg.append(h("line.slo-line", { x1: left, x2: right, y1: y(limit), y2: y(limit) }), h("text.halo-text.limit-word", { x: right, y: y(limit) - 6, "text-anchor": "end" }, `SLO ${seconds(limit)}`));
     for (const number of chosen.numbers) {
       const levels = all.filter((one) => one.number === number);
-      const closed = levels.filter((one) => !one.open);
       const group = h("g", { class: chosen.colour(number) });
+      const closed = levels.filter((one) => !one.open), probed = levels.filter((one) => one.role === "goodput" || one.role === "ttft").sort((a, b) => along(a) - along(b));
+      if (study.goodput && probed.length > 1) group.append(h("path.series.probes", { d: d3.line((one) => x(along(one)), (one) => y(one.ttft_p95_s))(probed) }));
+      if (goodputs.has(number)) group.append(h("path.goodput", { d: `M${x(goodputs.get(number))},${bottom}v-12`, role: "img", "aria-label": `${chosen.name(number)}: goodput ${study.firstText(study.config(number))} requests/s per GPU` }));
       if (closed.length > 1) group.append(h("path.series", { d: d3.line((one) => x(one.request_rps_per_gpu), (one) => y(one.ttft_p95_s)).curve(d3.curveMonotoneX)(closed) }));
       for (const one of levels) {
-        const [px, py] = [x(one.request_rps_per_gpu), y(one.ttft_p95_s)];
+        const [px, py] = [x(along(one)), y(one.ttft_p95_s)];
         const dot = h("path.dot", { class: one.open ? "solid" : null, d: d3.symbol(one.open ? d3.symbolCircle : d3.symbolSquare, 46)(), transform: `translate(${px},${py})`, role: "img", "aria-label": `${chosen.name(number)}, ${one.offered}: ${rate(one.request_rps_per_gpu)} requests/s, p95 TTFT ${seconds(one.ttft_p95_s)}` });
-        dot.addEventListener("pointerenter", () => tip.show([h("p", {}, h("b", {}, chosen.name(number)), ` ${one.offered}`), h("p", {}, `${rate(one.request_rps_per_gpu)} requests/s, ${rate(one.output_tok_s_per_gpu)} tokens/s per GPU`), h("p", {}, `TTFT p95 ${seconds(one.ttft_p95_s)}, p50 ${seconds(one.ttft_p50_s)}`)], px, py));
+        dot.addEventListener("pointerenter", () => tip.show([h("p", {}, h("b", {}, chosen.name(number)), ` ${ROLES[one.role] ?? one.role}, ${one.offered}`), h("p", {}, `${rate(one.request_rps_per_gpu)} requests/s, ${rate(one.output_tok_s_per_gpu)} tokens/s per GPU`), h("p", {}, `TTFT p95 ${seconds(one.ttft_p95_s)}, p50 ${seconds(one.ttft_p50_s)}`)], px, py));
         dot.addEventListener("pointerleave", () => tip.hide());
         group.append(dot);
       }
@@ -76,7 +104,7 @@ export function loadCurves(study, chosen) {
   const tip = tipFor(figure);
   const holder = h("div");
   const fill = () => replace(holder, figure, dataTable([
-    { head: "trial", right: true, cell: (one) => one.number }, { head: "load", cell: (one) => one.offered }, { head: "requests/s per GPU", right: true, cell: (one) => rate(one.request_rps_per_gpu) },
+    { head: "trial", right: true, cell: (one) => one.number }, { head: "level", cell: (one) => ROLES[one.role] ?? one.role }, { head: "load", cell: (one) => one.offered }, { head: "offered/s per GPU", right: true, cell: (one) => rate(one.rate_rps_per_gpu) }, { head: "requests/s per GPU", right: true, cell: (one) => rate(one.request_rps_per_gpu) },
     { head: "tokens/s per GPU", right: true, cell: (one) => rate(one.output_tok_s_per_gpu) }, { head: "TTFT p50", right: true, cell: (one) => seconds(one.ttft_p50_s) }, { head: "TTFT p95", right: true, cell: (one) => seconds(one.ttft_p95_s) }, { head: "TPOT p50", right: true, cell: (one) => seconds(one.tpot_p50_s) },
   ], rows(), "latency against load"));
   fill();
@@ -85,10 +113,10 @@ export function loadCurves(study, chosen) {
 }
 
 export function spreads(study, chosen) {
-  const found = (number) => study.evidence.spreads[String(number)];
+  const found = (number) => study.spread(number);
   const figure = responsive((width) => {
     const shown = chosen.numbers.filter(found);
-    if (!shown.length) return h("p.soft", {}, "The request records of these trials are gone or were never kept (", h("code", {}, "autotune gc"), "), so there is no distribution.");
+    if (!shown.length) return h("p.soft", {}, "The request records of these trials are gone or were never kept (", h("code", {}, "autotune gc"), `)${study.source.live ? "" : ", or are not in this file"}, so there is no distribution.`);
     const left = 12, right = width - 12, top = 12, row = 74;
     const bottom = top + shown.length * row;
     const edges = shown.flatMap((number) => found(number).bins.map(([place]) => place));

@@ -1,3 +1,9 @@
+import { MISSING, rate } from "./format.js";
+
+// What a study's first objective is called and where its figures stand.
+const THROUGHPUT = { key: "output_tok_s_per_gpu", word: "throughput", unit: "tok/s per GPU", whole: "tokens/s per GPU", head: "tokens/s per GPU", axis: "output tokens/s per GPU" };
+const GOODPUT = { key: "goodput_rps_per_gpu", word: "goodput", unit: "req/s per GPU", whole: "requests/s per GPU of goodput", head: "goodput, requests/s per GPU", axis: "goodput: requests/s per GPU that meet the SLO" };
+
 // A study as its pictures need it: the parts that have come, and the pick under the limit that is set now.
 
 export class Study {
@@ -11,6 +17,7 @@ export class Study {
     this.limit_s = null;
     this.asked = null;
     this.listeners = new Set();
+    this.fetched = new Map();
   }
 
   take(part, document_) {
@@ -25,6 +32,22 @@ export class Study {
     if (part === "certainty" && document_) this.standings = new Map(document_.standings.map((one) => [one.number, one]));
   }
 
+  get goodput() { return this.front?.study.objective === "goodput"; }
+  get first() { return this.goodput ? GOODPUT : THROUGHPUT; }
+  // The first objective of a config in words; "≥" where every rate that was tried met the SLO.
+  firstText(config) {
+    const value = config?.[this.first.key] ?? null;
+    return value === null ? MISSING : `${config.goodput_open ? "≥ " : ""}${rate(value)}`;
+  }
+  // What a trial was measured at, of this document or fetched since.
+  curve(number) { return this.fetched.get(number)?.curve ?? this.evidence?.curves.find((one) => one.number === number) ?? null; }
+  spread(number) { return this.fetched.get(number)?.spread ?? this.evidence?.spreads[String(number)] ?? null; }
+  // Whether anything of a trial may still be asked for.
+  lacks(number) { return this.source.live && !this.fetched.has(number) && (!this.curve(number) || !this.spread(number)); }
+  async fetchCurve(number) {
+    const { spread, ...curve } = await this.source.curve(this.name, number);
+    this.fetched.set(number, { curve, spread });
+  }
   get simulated() { return this.front?.study.simulated ?? false; }
   standing(number) { return this.standings?.get(number) ?? null; }
   config(number) { return this.configs?.get(number) ?? null; }

@@ -1,7 +1,7 @@
 // Every config as a line over its flags and figures; a click on a value keeps only the lines that have it.
 
 import { h, announce } from "./dom.js";
-import { logTicks, responsive, surface, tickSeconds, tipFor, watermark } from "./axes.js";
+import { logTicks, responsive, surface, tickRate, tickSeconds, tipFor, watermark } from "./axes.js";
 import { plural, rate, seconds, valueWord } from "./format.js";
 import { KINDS, failedKind, kindOf } from "./kinds.js";
 
@@ -39,7 +39,7 @@ export function parallelPart(study, { open }) {
     const configs = study.front.configs;
     const places = d3.scalePoint([...axes.map((one) => `p:${one.name}`), ...(configs.length ? ["ttft", "rate"] : [])], axes.length + configs.length > 1 ? [46, wide - 52] : [wide / 2, wide / 2]);
     const ttft = d3.scaleLog(configs.length ? d3.extent(configs, (one) => one.ttft_p95_s).map((one, place) => one * (place ? 1.03 : 0.97)) : [0.1, 1], [top, bottom]);
-    const flow = d3.scaleLinear(configs.length ? d3.extent(configs, (one) => one.output_tok_s_per_gpu) : [0, 1], [bottom, top]);
+    const flow = d3.scaleLinear(configs.length ? d3.extent(configs, (one) => one[study.first.key]) : [0, 1], [bottom, top]);
     const svg = surface(wide, bottom + 26, "Flags and figures of every config");
     svg.style.width = `${wide}px`;
     svg.style.maxWidth = "none";
@@ -48,7 +48,7 @@ export function parallelPart(study, { open }) {
     const spots = axes.map((one) => ({ ...one, at: d3.scalePoint(one.keys, [bottom, top]).padding(one.keys.length === 1 ? 0.5 : 0.12) }));
     const nodes = all.map(({ trial, config, kind }) => {
       const points = spots.map((one) => [places(`p:${one.name}`), one.at(JSON.stringify(trial.flags[one.name] ?? null))]);
-      if (config) points.push([places("ttft"), ttft(config.ttft_p95_s)], [places("rate"), flow(config.output_tok_s_per_gpu)]);
+      if (config) points.push([places("ttft"), ttft(config.ttft_p95_s)], [places("rate"), flow(config[study.first.key])]);
       const colour = kind === "unsure" ? "front" : kind;
       const node = h("path.pc", { class: `k-${colour}`, d: d3.line().curve(d3.curveMonotoneX)(points), "aria-hidden": "true" });
       const keeps = [...chosen].every(([name, key]) => JSON.stringify(trial.flags[name] ?? null) === key);
@@ -57,10 +57,10 @@ export function parallelPart(study, { open }) {
       return { node, trial, config, kind, points, keeps };
     });
     for (const one of spots) svg.append(axisOf(one, places(`p:${one.name}`), top, bottom));
-    if (configs.length) svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, apart(ttft, logTicks(...ttft.domain(), 6)), tickSeconds, top, bottom), scaleOf("tokens/s per GPU", places("rate"), flow, apart(flow, flow.ticks(5)), rate, top, bottom, true));
+    if (configs.length) svg.append(scaleOf("p95 TTFT", places("ttft"), ttft, apart(ttft, logTicks(...ttft.domain(), 6)), tickSeconds, top, bottom), scaleOf(study.goodput ? "goodput req/s per GPU" : "tokens/s per GPU", places("rate"), flow, apart(flow, flow.ticks(5)), tickRate, top, bottom, true));
     hovering(svg, nodes);
     const kept = nodes.filter((one) => one.keeps);
-    said.textContent = chosen.size ? `${plural(kept.length, "config")} with ${[...chosen].map(([name, key]) => `${name} ${valueWord(JSON.parse(key))}`).join(" and ")}: ${kept.filter((one) => one.config).length} with figures${kept.some((one) => one.config) ? `, best ${rate(d3.max(kept, (one) => one.config?.output_tok_s_per_gpu))} tokens/s per GPU and ${seconds(d3.min(kept, (one) => one.config?.ttft_p95_s))}` : ""}.` : "Choose a value on an axis to see only the configs that have it.";
+    said.textContent = chosen.size ? `${plural(kept.length, "config")} with ${[...chosen].map(([name, key]) => `${name} ${valueWord(JSON.parse(key))}`).join(" and ")}: ${kept.filter((one) => one.config).length} with figures${kept.some((one) => one.config) ? `, best ${rate(d3.max(kept, (one) => one.config?.[study.first.key]))} ${study.first.whole} and ${seconds(d3.min(kept, (one) => one.config?.ttft_p95_s))}` : ""}.` : "Choose a value on an axis to see only the configs that have it.";
     return h("div", { style: { "overflow-x": "auto" }, tabindex: "0", role: "region", "aria-label": "Parallel coordinates, scrolls sideways" }, svg);
   }
 
@@ -86,7 +86,7 @@ export function parallelPart(study, { open }) {
     let hot = null;
     const set = (found, x, y) => {
       if (found !== hot) { hot?.node.classList.remove("hot"); found?.node.classList.add("hot"); hot = found; }
-      if (found) tip.show([h("p", {}, h("b", {}, `Trial ${found.trial.number}`), ` ${KINDS[found.kind].word}`), found.config ? h("p", {}, `${rate(found.config.output_tok_s_per_gpu)} tokens/s per GPU, ${seconds(found.config.ttft_p95_s)} p95 TTFT`) : null].filter(Boolean), x, y); else tip.hide();
+      if (found) tip.show([h("p", {}, h("b", {}, `Trial ${found.trial.number}`), ` ${KINDS[found.kind].word}`), found.config ? h("p", {}, `${study.firstText(found.config)} ${study.first.whole}, ${seconds(found.config.ttft_p95_s)} p95 TTFT`) : null].filter(Boolean), x, y); else tip.hide();
     };
     svg.addEventListener("pointermove", (event) => {
       const [x, y] = d3.pointer(event, svg);
@@ -111,7 +111,7 @@ export function parallelPart(study, { open }) {
 }
 
 function split(name) {
-  const words = name.replace(/^env:/, "").split(/[-_]/), lines = [""];
+  const words = name.replace(/^env:/, "").split(/[-_ ]/), lines = [""];
   for (const word of words) {
     if (lines.at(-1) && `${lines.at(-1)} ${word}`.length > 15 && lines.length < 3) lines.push(word);
     else lines[lines.length - 1] = `${lines.at(-1)} ${word}`.trim();

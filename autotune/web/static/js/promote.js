@@ -2,7 +2,7 @@
 
 import { h, replace } from "./dom.js";
 import { openDialog, problemBox } from "./dialog.js";
-import { rate, seconds } from "./format.js";
+import { seconds } from "./format.js";
 import { gateRecord } from "./gate.js";
 import { difference, files } from "./promotions.js";
 import { request } from "./source.js";
@@ -38,7 +38,7 @@ export async function promoteDialog(study, number, live) {
   });
 
   opened.fill(
-    h("section", {}, h("p", {}, `${rate(config?.output_tok_s_per_gpu)} tokens/s per GPU at ${seconds(config?.ttft_p95_s)} p95 TTFT. The gate launches it and what runs today in turn, with prompts that the study never used, before anything is written; each launch takes ${spent ? `${seconds(spent)} or longer` : "some minutes"}.`)),
+    h("section", {}, h("p", {}, `${study.firstText(config)} ${study.first.whole} at ${seconds(config?.ttft_p95_s)} p95 TTFT. The gate launches it and what runs today in turn, with prompts that the study never used, before anything is written; each launch takes ${spent ? `${seconds(spent)} or longer` : "some minutes"}.`)),
     h("section", {}, h("div.form", {}, entry("promote-name", "Name of the deployment", name), entry("promote-reason", "Why", reason), entry("promote-author", "Who", author),
       h("fieldset", { class: "wide plain" }, h("legend", {}, "Rendered for"), h("div.buttons", {}, targets.map((one) => h("label.check", { for: `target-${one.target}` }, one.box, one.target)))),
       study.simulated ? h("label.check", { class: "wide", for: "promote-simulated" }, simulated, "Although no server produced these figures (recorded loudly in every file)") : null,

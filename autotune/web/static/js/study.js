@@ -71,10 +71,10 @@ function assembled(main, study, { open, actions, host }) {
   replace(main, holders.head,
     facts.simulated ? h("p.simulated", { role: "note" }, h("b", {}, "SIMULATED"), "Every figure on this page comes from a model of vLLM; none was measured on a server.") : null,
     hero,
-    section("growth", "How the front grew", "Area that the front covers in log throughput and log TTFT, with each config's final figures from its first launch on.", holders.growth),
+    section("growth", "How the front grew", `Area that the front covers in log ${study.first.word} and log TTFT, with each config's final figures from its first launch on.`, holders.growth),
     section("knobs", "What each flag does", "One change of the baseline at a time, with 95 % intervals. Filled marks were launched just so; hollow ones are inferred from other launches or expected by the model.", holders.knobs),
     section("configs", "Every config", "Each line is one config: its flags from left to right, then its figures.", holders.parallel),
-    section("curves", "Under load", "How p95 TTFT rises with the requests served, and how the TTFT of single requests is spread at the study's fixed rate. Squares are closed loops, circles open ones.", holders.chooser, h("div.two", {}, h("div", {}, h("h3", {}, "Latency against load"), holders.load), h("div", {}, h("h3", {}, "TTFT of each request"), holders.spread))),
+    section("curves", "Under load", `How p95 TTFT rises with the requests served, and how the TTFT of single requests is spread at the study's fixed rate. Squares are closed loops, circles open ones.${study.goodput ? " The search for the goodput drove a circle at each rate that it probed; the bar below is the goodput that it found." : ""}`, holders.chooser, h("div.two", {}, h("div", {}, h("h3", {}, "Latency against load"), holders.load), h("div", {}, h("h3", {}, "TTFT of each request"), holders.spread))),
     section("servers", "Node and servers", null, h("div.two", {}, holders.node, h("div")), holders.verdicts, holders.servers),
     section("failed", "What failed, and what to turn", null, holders.failures),
     section("launches", "Every launch", "Each with its own figures; front and pick are decided by the means of all launches of a config.", holders.trials),
@@ -137,7 +137,7 @@ function assembled(main, study, { open, actions, host }) {
       const parts = [holders.load, holders.spread, holders.node, holders.servers, holders.failures];
       if (problem) { parts.forEach((holder) => replace(holder, problemBox(problem))); return; }
       if (!study.evidence) { parts.forEach((holder) => replace(holder, h("p.soft", {}, "Not in this file."))); return; }
-      chosen = new Chosen(study);
+      chosen = new Chosen(study, chosen?.touched ? chosen.numbers : null);
       replace(holders.chooser, chosen.all.length ? chooser(chosen) : null);
       replace(holders.load, loadCurves(study, chosen));
       replace(holders.spread, spreads(study, chosen));
@@ -165,7 +165,7 @@ function heading(study, host) {
     host.crumb ? h("p.crumb", {}, host.crumb) : null,
     h("div.line", {}, h("h1", {}, study.name), h("span.tag", { class: facts.state === "running" ? "running" : null }, facts.state), facts.simulated ? h("span.tag.sim", {}, "SIMULATED") : null),
     h("div.facts", {}, pair("model", facts.model), pair("workload", facts.workload), pair("node", facts.node), pair("engine", facts.engine), pair("vLLM", facts.vllm_version)),
-    h("div.facts", {}, pair("trials", `${count(facts.counted)} of ${count(facts.target)}${counts.length ? ` (${counts.join(", ")})` : ""}`), pair("sampler", facts.sampler), pair("SLO", study.front.slo.text), pair("begun", when(facts.created_at))),
+    h("div.facts", {}, pair("trials", `${count(facts.counted)} of ${count(facts.target)}${counts.length ? ` (${counts.join(", ")})` : ""}`), study.goodput ? pair("objective", "goodput") : null, pair("sampler", facts.sampler), pair("SLO", study.front.slo.text), pair("begun", when(facts.created_at))),
     host.buttons ? h("div.buttons", {}, host.buttons(study)) : null);
 }
 
@@ -192,7 +192,7 @@ function verdict(study, { open, actions, host }) {
   parts.unshift(h("div", {},
     h("h2", {}, `Pick: trial ${pick.number}`, study.simulated ? h("small", {}, "simulated") : null, own && doubt ? h("small", {}, doubt) : null)),
   h("div.figures", {},
-    h("div.big", {}, h("b", {}, rate(config?.output_tok_s_per_gpu), h("span.unit", {}, "tok/s per GPU")), h("span", {}, against(config, base, ratio(config, "output_tok_s_per_gpu"), expected?.expected_throughput_gain_interval))),
+    h("div.big", {}, h("b", {}, study.firstText(config), h("span.unit", {}, study.first.unit)), study.goodput ? h("span", {}, `goodput; ${rate(config?.output_tok_s_per_gpu)} output tokens/s per GPU at that rate`) : null, h("span", {}, against(config, base, ratio(config, "output_tok_s_per_gpu"), expected?.expected_throughput_gain_interval))),
     h("div.big", {}, h("b", {}, seconds(config?.ttft_p95_s), h("span.unit", {}, "p95 TTFT")), h("span", {}, against(config, base, ratio(config, "ttft_p95_s"), expected?.expected_ttft_gain_interval)))));
   parts.push(
     h("div.buttons", {}, actions.promote ? h("button", { type: "button", class: "primary", onclick: () => actions.promote(pick.number) }, "Promote …") : null,
@@ -224,7 +224,7 @@ function reason(study, pick) {
   const best = study.config(pick.best), limit = seconds(study.limit_s);
   const others = study.front.slo.others.length ? ` and ${study.front.slo.others.join(", ")}` : "";
   if (pick.best === pick.number) return `${pick.meeting === 1 ? "The only config" : `The highest throughput of the ${pick.meeting} configs`} whose p95 TTFT keeps to ${limit}${others} by the upper bound of its interval.`;
-  return `Statistically tied with trial ${pick.best} and plainer; trial ${pick.best} has the highest throughput (${rate(best.output_tok_s_per_gpu)} tokens/s per GPU) of the ${plural(pick.meeting, "config")} that keep to ${limit}${others}.`;
+  return `Statistically tied with trial ${pick.best} and plainer; trial ${pick.best} has the highest ${study.first.word} (${study.firstText(best)} ${study.first.unit}) of the ${plural(pick.meeting, "config")} that keep to ${limit}${others}.`;
 }
 
 function lowest(study) {

@@ -55,8 +55,8 @@ function headline(study, told, config) {
   if (figures.output_tok_s_per_gpu === null && figures.ttft_p95_s === null) return null;
   const runs = config && config.launches.length > 1 ? `means of ${config.launches.length} launches: ${config.launches.join(", ")}` : null;
   return h("section", {}, h("div", { style: { display: "flex", "flex-wrap": "wrap", gap: "1rem 3rem" } },
-    figures.goodput_rps_per_gpu ? big(rate(figures.goodput_rps_per_gpu), "req/s", "goodput per GPU") : null,
-    big(rate(figures.output_tok_s_per_gpu), "tok/s", ["output tokens/s per GPU", figures.output_tok_s_per_gpu_interval ? h("br") : null, between(figures.output_tok_s_per_gpu_interval, rate) ?? ""]),
+    config && study.goodput ? big(study.firstText(config), "req/s", ["goodput per GPU", config.goodput_rps_per_gpu_interval ? h("br") : null, between(config.goodput_rps_per_gpu_interval, rate) ?? ""]) : null,
+    big(rate(figures.output_tok_s_per_gpu), "tok/s", [config && study.goodput ? "output tokens/s per GPU at that rate" : "output tokens/s per GPU", figures.output_tok_s_per_gpu_interval ? h("br") : null, between(figures.output_tok_s_per_gpu_interval, rate) ?? ""]),
     big(seconds(figures.ttft_p95_s), null, ["p95 time to first token", figures.ttft_p95_s_interval ? h("br") : null, between(figures.ttft_p95_s_interval, seconds) ?? ""])), runs ? h("p.faint", {}, runs) : null);
 }
 
@@ -75,9 +75,9 @@ function facts(study, told, config) {
     told.early ? ["Ended early", `shown to be worse than trial ${told.early.rival} with ${chance(told.early.confidence)} confidence: p95 TTFT above ${seconds(told.early.ttft_s)}, after ${count(told.early.requests)} of ${count(told.early.planned)} requests`] : null,
     ["GPUs", told.gpus],
     standing ? ["How sure", `on the front with ${chance(standing.front_probability)}, the pick with ${chance(standing.pick_probability)}${standing.tied_with.length ? `; tied with ${standing.tied_with.slice(0, 5).join(", ")}${standing.tied_with.length > 5 ? ` and ${standing.tied_with.length - 5} more` : ""}` : ""}`] : null,
-    standing?.expected_tok_s_per_gpu ? ["To expect", `${rate(standing.expected_tok_s_per_gpu)} tokens/s per GPU, TTFT p95 ${seconds(standing.expected_ttft_p95_s)} (the luck of the best of many taken off)`] : null,
+    standing?.expected_tok_s_per_gpu ? ["To expect", `${rate(standing.expected_tok_s_per_gpu)} tokens/s per GPU${study.goodput ? " at the goodput" : ""}, TTFT p95 ${seconds(standing.expected_ttft_p95_s)} (the luck of the best of many taken off)`] : null,
     config?.runs_today ? ["Runs today", `as ${study.front.running.promotion}`] : null,
-    config?.against_running ? ["Against today", `${gain(config.against_running.throughput_ratio)} throughput, ${gain(config.against_running.ttft_ratio)} TTFT p95`] : null,
+    config?.against_running ? ["Against today", `${gain(config.against_running.throughput_ratio)} ${study.first.word}, ${gain(config.against_running.ttft_ratio)} TTFT p95`] : null,
   ].filter(Boolean);
   return section(null, h("dl.pairs", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
 }

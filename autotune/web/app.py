@@ -17,7 +17,7 @@ from autotune.engine.redaction import redact
 from autotune.errors import AutotuneError
 from autotune.web.api import ROUTES
 from autotune.web.pages import INDEX, LOGIN, VIEWS, served
-from autotune.web.problems import Refused, refusal_of, shown_text
+from autotune.web.problems import CONTENT_TYPE, Refused, refusal_of, shown_text
 from autotune.web.queue import PROGRAM
 from autotune.web.route import STATE_CHANGING, Answer, Route, parsed, sent
 from autotune.web.security import HEADERS, check_host, check_site
@@ -91,13 +91,13 @@ def _operation(service: Service, route: Route) -> Callable[[web.Request], Awaita
 
 def _add_pages(app: web.Application, service: Service) -> None:
     async def static(request: web.Request) -> web.StreamResponse:
-        return served(service.files, request.match_info["file"])
+        return served(service.files, request.match_info["file"], request)
 
-    async def index(_: web.Request) -> web.StreamResponse:
-        return served(service.files, INDEX)
+    async def index(request: web.Request) -> web.StreamResponse:
+        return served(service.files, INDEX, request)
 
-    async def login(_: web.Request) -> web.StreamResponse:
-        return served(service.files, LOGIN)
+    async def login(request: web.Request) -> web.StreamResponse:
+        return served(service.files, LOGIN, request)
 
     app.router.add_get("/static/{file:.+}", static)
     app.router.add_get("/login", login)
@@ -107,9 +107,19 @@ def _add_pages(app: web.Application, service: Service) -> None:
 
 
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
+    if isinstance(response, web.HTTPException):
+        _restate(response)
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
     response.headers["Server"] = "autotune"
+
+
+def _restate(error: web.HTTPException) -> None:
+    """An error that aiohttp answers with before any middleware, for an `Expect` that nobody meets, as a problem."""
+    status = HTTPStatus(error.status)
+    problem = Refused(status, status.phrase.lower().replace(" ", "-"), error.text or error.reason).response()
+    error.body, error.content_type, error.charset = problem.body, CONTENT_TYPE, None
+    error.headers["Content-Length"] = str(problem.content_length)
 
 
 @web.middleware

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
+from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from aiohttp.web_protocol import RequestHandler
+
+from autotune.web.problems import Refused
+from autotune.web.security import HEADERS
 
 MOST_CONNECTIONS = 512
 """Event streams hold theirs for as long as a page is open."""
@@ -39,13 +44,48 @@ class Door:
 
     def factory(self, server: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
         """Protocols of `server`, watched."""
-        return lambda: _Watched(server(), self)
+        return lambda: _Watched(_spoken(server()), self)
 
     @web.middleware
     async def listen(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Notes that a connection has said what it wants."""
         self.silent.discard(request.protocol)
         return await handler(request)
+
+
+class _Speaker(RequestHandler):
+    """A connection of aiohttp whose own answers, to what is no HTTP, are problems as all others are."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Logs as aiohttp does; what was sent is not repeated."""
+        super().handle_error(request, status, exc, message)
+        response = _malformed(status).response()
+        response.headers.update(HEADERS)
+        response.headers["Server"] = "autotune"
+        response.force_close()
+        return response
+
+
+def _malformed(status: int) -> Refused:
+    if status == HTTPStatus.BAD_REQUEST:
+        return Refused(HTTPStatus.BAD_REQUEST, "malformed-request", "this is no HTTP request that can be read")
+    found = HTTPStatus(status)
+    return Refused(found, found.phrase.lower().replace(" ", "-"), f"{found.description or found.phrase}")
+
+
+def _spoken(protocol: asyncio.Protocol) -> asyncio.Protocol:
+    """aiohttp makes the protocols of a server itself and has no place for a kind of ours; this one adds no state."""
+    if type(protocol) is RequestHandler:
+        protocol.__class__ = _Speaker
+    return protocol
 
 
 def most_connections() -> int:

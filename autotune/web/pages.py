@@ -41,8 +41,8 @@ def static_files(folder: Path = STATIC) -> Mapping[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in found}
 
 
-def served(files: Mapping[str, Path], name: str) -> web.FileResponse:
-    """One file.
+def served(files: Mapping[str, Path], name: str, request: web.Request) -> web.Response:
+    """One file, whole: a `Range` is not heeded, as RFC 9110 allows, so that none can be wrong.
 
     Raises:
         Refused: 404.
@@ -52,4 +52,9 @@ def served(files: Mapping[str, Path], name: str) -> web.FileResponse:
         raise Refused(HTTPStatus.NOT_FOUND, "not-found", "there is no such file of the page")
     kind = _TYPES[path.suffix]
     charset = "; charset=utf-8" if kind.startswith(("text/", "application/json")) else ""
-    return web.FileResponse(path, headers={"Content-Type": f"{kind}{charset}", "Cache-Control": "no-cache"})
+    found = path.stat()
+    etag = f"{found.st_mtime_ns:x}-{found.st_size:x}"
+    headers = {"ETag": f'"{etag}"', "Cache-Control": "no-cache"}
+    if any(tag.value == etag for tag in request.if_none_match or ()):
+        return web.Response(status=int(HTTPStatus.NOT_MODIFIED), headers=headers)
+    return web.Response(body=path.read_bytes(), headers={**headers, "Content-Type": f"{kind}{charset}"})

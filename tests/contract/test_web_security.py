@@ -14,6 +14,7 @@ from web_service import STUDY, serving, studies_in
 from autotune.errors import InvalidFile, InvalidOption
 from autotune.store.places import Places
 from autotune.web import route, tokens
+from autotune.web.pages import STATIC
 from autotune.web.problems import Refused
 from autotune.web.running import OneLine
 from autotune.web.security import HEADERS, Buckets, check_host, check_site, host_name
@@ -316,6 +317,29 @@ async def test_every_answer_carries_the_headers(tmp_path: Path) -> None:
                 assert answer.headers["Server"] == "autotune"
         async with client.client.get(f"{API}/events", headers=BEARER) as answer:
             assert HEADERS.items() <= dict(answer.headers).items()
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", f"{API}/studies", f"{API}/none", "/static/page.css"])
+async def test_an_expectation_that_nobody_meets_is_a_problem(tmp_path: Path, path: str) -> None:
+    async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+        async with client.client.get(path, headers={"Expect": "a miracle"}) as answer:
+            assert answer.status == 417
+            assert answer.content_type == "application/problem+json"
+            assert HEADERS.items() <= dict(answer.headers).items()
+            found = await answer.json()
+        assert found["type"] == "urn:autotune:problem:expectation-failed"
+        assert found["detail"] == "Unknown Expect: a miracle"
+
+
+async def test_a_page_file_is_whole_whatever_range_is_asked_for_and_not_sent_twice(tmp_path: Path) -> None:
+    async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+        async with client.client.get("/static/page.css", headers={"Range": "bytes=99999999-"}) as answer:
+            assert answer.status == 200
+            assert len(await answer.read()) == (STATIC / "page.css").stat().st_size
+            etag = answer.headers["ETag"]
+        async with client.client.get("/static/page.css", headers={"If-None-Match": etag}) as answer:
+            assert answer.status == 304
+        assert (await client.send("POST", "/static/page.css", headers={"X-Autotune": "1"}))[0] == 405
 
 
 async def test_an_error_of_ours_tells_its_kind_and_nothing_of_the_inside(

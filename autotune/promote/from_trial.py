@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from ipaddress import ip_address
 
 from autotune.errors import InvalidOption, NotPromotable
 from autotune.promote.manifest import Deployment, Provenance, StudyFacts
@@ -18,7 +19,7 @@ from autotune.search.objective import Figures, own_figures
 ASSUMED_VLLM_VERSION = "0.32.0"
 """Stands in for a simulated trial's missing version, and the artefacts say that it was assumed."""
 
-_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+_VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?[A-Za-z0-9.+_-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +78,7 @@ def deployment_from(
         InvalidOption: a value that no target could render safely.
     """
     wishes = wishes or Wishes()
-    if not 1 <= wishes.port <= 65535:
-        raise InvalidOption("--port", wishes.port, "1..65535")
+    _check_wishes(wishes)
     result, simulated = _promotable(study, trial, allow_simulated=wishes.allow_simulated)
     version, measured = _version(study, trial, result, wishes, simulated=simulated)
     flags, environment, secrets = split_parameters(study.fixed, trial.config)
@@ -112,10 +112,26 @@ def _version(
 ) -> tuple[str, bool]:
     """The version to pin, and whether it is the one that was measured."""
     told = result.facts.vllm_version if result.facts else None
-    if simulated and told is not None and not _VERSION.match(told):
+    if simulated and told is not None and not _VERSION.fullmatch(told):
         told = None  # a simulated server may call itself anything
     pinned = _pinned_version(wishes.vllm_version or told, simulated=simulated, study=study.name, trial=trial.number)
     return pinned, wishes.vllm_version is None and told is not None
+
+
+def _check_wishes(wishes: Wishes) -> None:
+    """Refuse what is no port, address or image: each becomes a word of a command or a key of an object.
+
+    Raises:
+        InvalidOption: it is none.
+    """
+    if not 1 <= wishes.port <= 65535:
+        raise InvalidOption("--port", wishes.port, "1..65535")
+    try:
+        ip_address(wishes.bind)
+    except ValueError:
+        raise InvalidOption("--bind", wishes.bind, "an IP address, e.g. 127.0.0.1, 0.0.0.0 or ::") from None
+    if wishes.image is not None and not _REFERENCE.fullmatch(wishes.image):
+        raise InvalidOption("--image", wishes.image, "an image such as registry.io:5000/vllm/vllm-openai:v0.32.0")
 
 
 def _gpus(study: StudyFacts, trial: Trial, wishes: Wishes) -> int:
@@ -198,7 +214,7 @@ def _pinned_version(version: str | None, *, simulated: bool, study: str, trial: 
         NotPromotable: none is known, or it is no version.
     """
     pinned = version or (ASSUMED_VLLM_VERSION if simulated else None)
-    if pinned is None or not _VERSION.match(pinned):
+    if pinned is None or not _VERSION.fullmatch(pinned):
         raise NotPromotable(
             f"trial {trial} of study {study!r}: vLLM version {pinned!r} is not one that can be pinned",
             hint="Say which vLLM was measured with --vllm-version, e.g. 0.32.0.",
@@ -214,6 +230,10 @@ def official_image(version: str, *, gpus: int) -> str | None:
     return f"vllm/vllm-openai:v{public}" if gpus else f"vllm/vllm-openai-cpu:v{public}"
 
 
+_REFERENCE = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9.-]*(?::\d+(?=/))?(?:/[a-z0-9][a-z0-9._-]*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
 _IMAGE = re.compile(r"[a-z0-9][\w.-]*(?::\d+)?(?:/[\w.-]+)*(?::[\w.-]+|@sha256:[0-9a-f]{64})", re.ASCII)
 _AFTER_IMAGE = frozenset({"{model}", "{flags}", "--model", "serve", "vllm", "python", "python3", "-m"})
 

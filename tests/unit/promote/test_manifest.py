@@ -191,6 +191,52 @@ def test_ports_outside_their_range_are_refused(port: int) -> None:
         deployment(port=port)
 
 
+@pytest.mark.parametrize("bind", ["", "not an ip", "localhost", "$(x)", "-x", "127.0.0.1 ", "1.2.3.4/8", "::1\n"])
+def test_what_a_port_is_published_on_is_an_address(bind: str) -> None:
+    with pytest.raises(InvalidOption, match="--bind"):
+        deployment(bind=bind)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "",
+        "--privileged",
+        "-x",
+        "a b:1",
+        "a:1\n",
+        "x\ny:1",
+        "a:",
+        "a/",
+        "a//b:1",
+        "a:1:2",
+        "v/i@sha256:abc",
+        "$(x):1",
+        "a/B:1",
+    ],
+)
+def test_what_is_no_image_is_refused(image: str) -> None:
+    with pytest.raises(InvalidOption, match="--image"):
+        deployment(image=image)
+
+
+@pytest.mark.parametrize(
+    "image", ["img", "img:1", "reg.io:5000/a/b-c_d.e:v1.2-x", f"v/i:1@sha256:{'a' * 64}", "localhost/a"]
+)
+def test_what_is_an_image_is_taken(image: str) -> None:
+    assert deployment(image=image).image == image
+
+
+@pytest.mark.parametrize(
+    "version", ["0.32.0; rm", "0.32.0 --x", "0.32.0\n", "0.32.0\x1b[31m", "v0.32.0", "0", "0.32.0/x"]
+)
+def test_what_is_no_version_is_not_pinned_whoever_says_it(version: str) -> None:
+    with pytest.raises(NotPromotable, match="not one that can be pinned"):
+        deployment(vllm_version=version)
+    with pytest.raises(NotPromotable, match="not one that can be pinned"):
+        deployment(trial(facts=ServerFacts(vllm_version=version)))
+
+
 def test_pinned_gpus_must_be_as_many_as_the_config_uses() -> None:
     assert deployment(gpu_indices=(2, 3)).gpu_indices == (2, 3)
     with pytest.raises(InvalidOption, match="exactly 2"):

@@ -33,6 +33,8 @@ class Captured:
     Attributes:
         prompt_p95, output_p95: (low, high) of the 95th percentile; equal where it is exact.
         hit_share: of prompt tokens that a prefix cache served (server), or could serve (log), 0..1.
+        left_out: (reason, requests) of a log that could not be sent again.
+        cut: the log has more than was read.
     """
 
     source: str
@@ -45,6 +47,8 @@ class Captured:
     output_p95: tuple[float, float]
     hit_share: float | None
     fitted: Fitted
+    left_out: tuple[tuple[str, int], ...] = ()
+    cut: bool = False
 
 
 def capture(
@@ -206,6 +210,8 @@ def captured_log(workload: Workload) -> Captured:
         output_p95=(output_p95, output_p95),
         hit_share=reachable_share(rows),
         fitted=replace(fitted, notes=notes),
+        left_out=trace.skipped,
+        cut=trace.cut,
     )
 
 
@@ -231,6 +237,9 @@ def _lines(found: Captured) -> list[str]:
         lines.append(f"rate    {rate.value:.3g}/s [{rate.low:.3g} .. {rate.high:.3g}]")
     if found.hit_share is not None:
         lines.append(f"prefix  {found.hit_share:.1%} of prompt tokens from the cache")
+    lines += [f"left out: {count:,}: {reason}" for reason, count in found.left_out]
+    if found.cut:
+        lines.append("read up to here: the log has more")
     cv = found.fitted.arrivals_cv
     lines.append("arrivals as a Poisson stream, or too few to tell" if cv is None else f"arrivals with cv {cv:.2g}")
     return lines
@@ -256,6 +265,8 @@ def _document(found: Captured, out: Path) -> dict[str, Any]:
         "output_tokens": _lengths(found.output_mean, found.output_p95),
         "prefix_hit_share": found.hit_share,
         "arrivals_cv": found.fitted.arrivals_cv,
+        "left_out": dict(found.left_out),
+        "cut": found.cut,
         "written": str(out),
     }
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import stat
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -31,6 +32,8 @@ MAX_TEXT_CHARS = 200_000_000
 MAX_BLOCKS = 2_000_000
 """Bounds of one reading, unpacked; a longer line is refused, at the others reading ends and the trace says that it was
 cut. Every request holds the blocks of its whole prompt, so those of one endless conversation grow with its square."""
+
+TORN = "a last line that was still being written"
 
 _CHUNK_CHARS = 1 << 16  # also read at once, in bytes
 _BLANK = " \t\r\n"
@@ -116,7 +119,7 @@ def _trace(
 
 
 def _from_objects(reader: JsonRows, lines: _Lines, file: str) -> Iterator[RawRow]:
-    for where, value in _objects(lines, file):
+    for where, value in _objects(lines, file, reader.skipped):
         for row in reader.feed(value, where):
             yield row
             if reader.text_chars > MAX_TEXT_CHARS or reader.blocks > MAX_BLOCKS:
@@ -124,14 +127,27 @@ def _from_objects(reader: JsonRows, lines: _Lines, file: str) -> Iterator[RawRow
                 return
 
 
-def _objects(lines: _Lines, file: str) -> Iterator[tuple[str, Any]]:
-    """Every object with its place: one a line, or the elements of one array."""
+def _objects(lines: _Lines, file: str, skipped: Counter[str]) -> Iterator[tuple[str, Any]]:
+    """Every object with its place: one a line, or the elements of one array.
+
+    Args:
+        skipped: counts a last line that was being written when the log was copied.
+    """
     if lines.opens_with(b"["):
         yield from _elements(lines, file)
         return
     for line in lines:
-        if line.strip():
-            yield f"line {lines.number}", parse_json(line, file, f"line {lines.number}")
+        if not line.strip():
+            continue
+        where = f"line {lines.number}"
+        try:
+            value = parse_json(line, file, where)
+        except InvalidFile:
+            if lines.number == 1 or not lines.torn:
+                raise
+            skipped[TORN] += 1
+            return
+        yield where, value
 
 
 def _elements(lines: _Lines, file: str) -> Iterator[tuple[str, Any]]:
@@ -174,7 +190,10 @@ def _end_of_value(buffer: str, at: int) -> int | None:
 
 
 class _Lines:
-    """A binary stream as lines, or as chunks, of text within bounds; `number` of the last line counts from 1."""
+    """A binary stream as lines, or as chunks, of text within bounds.
+
+    `number` of the last line counts from 1, and it is `torn` where no line break ends it.
+    """
 
     def __init__(self, stream: BufferedReader, file: str) -> None:
         self._stream = stream
@@ -183,6 +202,7 @@ class _Lines:
         self._read = 0
         self.number = 0
         self.cut = False
+        self.torn = False
 
     def opens_with(self, sign: bytes) -> bool:
         """Whether the text begins with `sign`, blanks apart; nothing is consumed."""
@@ -216,8 +236,9 @@ class _Lines:
                 self._file, f"line {self.number}", "a longer line", f"lines of at most {MAX_LINE_BYTES:,} bytes"
             )
         self._read += len(content)
+        self.torn = not content.endswith(b"\n")
         try:
-            text = content.decode("utf-8")
+            text = content.decode("utf-8", errors="replace" if self.torn and self.number > 1 else "strict")
         except UnicodeDecodeError as error:
             seen = f"byte {error.start} is not UTF-8"
             raise InvalidFile(self._file, f"line {self.number}", seen, "text in UTF-8") from None

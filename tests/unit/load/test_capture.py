@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.cli.workload_capture import Captured, _fit, captured_log
+from autotune.cli.workload_capture import Captured, _document, _fit, _lines, captured_log
 from autotune.engine.observed import Observation, Reading, ServerRestarted, observe
 from autotune.errors import InvalidFile
 from autotune.load.access_log import is_access_log, read_access_log
@@ -119,6 +119,17 @@ def test_a_log_is_captured(tmp_path: Path, arrivals: str) -> None:
     offered = sum_up(again, shown_level(again, concurrency=None, rate_rps=RATE))
     assert offered.prompt.p95 == pytest.approx(truth.prompt.p95, rel=0.1)  # again one more sample
     assert (found.fitted.arrivals_cv is None) is ("poisson" in arrivals)
+
+
+def test_what_a_capture_leaves_out_of_a_log_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    rows = [json.dumps({"timestamp": at, "prompt_tokens": 9, "completion_tokens": at % 5}) for at in range(50)]
+    log.write_text("\n".join([*rows, '{"timestamp": 50, "prom']))
+    found = captured_log(load_workload(str(log)))
+    told = {"no output (a failed request)": 10, "a last line that was still being written": 1}
+    assert (found.requests, dict(found.left_out), found.cut) == (40, told, False)
+    assert _document(found, log)["left_out"] == told
+    assert "left out: 10: no output (a failed request)" in _lines(found)
 
 
 def test_a_server_that_was_started_again_tells_nothing() -> None:

@@ -152,6 +152,18 @@ def test_pictures_are_left_out_and_counted(tmp_path: Path) -> None:
     assert trace.skipped == (("parts that are no text (pictures, sound)", 1),)
 
 
+@pytest.mark.parametrize("end", ['{"prompt_tok', '{"prompt_tokens": 5, "completion_tokens": 3', '"caf\u00e9'])
+def test_a_last_line_that_was_being_written_is_left_out_and_counted(tmp_path: Path, end: str) -> None:
+    whole = '{"prompt_tokens": 5, "completion_tokens": 3}\n'
+    torn = end.encode()[:-1] if end.endswith("\u00e9") else end.encode()
+    trace = read(tmp_path, "l.jsonl", whole.encode() + torn)
+    assert rows(trace) == [(None, 5, 3)]
+    assert trace.skipped == (("a last line that was still being written", 1),)
+    for wrong in (torn, whole.encode() + torn + b"\n", torn + b"\n" + whole.encode()):  # alone, ended, in between
+        with pytest.raises(InvalidFile):
+            read(tmp_path, "l.jsonl", wrong)
+
+
 def test_only_so_many_rows_are_read(tmp_path: Path) -> None:
     trace = read(tmp_path, "b.csv", BURSTGPT, max_rows=2)
     assert (len(trace.rows), trace.cut) == (2, True)

@@ -21,7 +21,7 @@ import psutil
 
 from autotune.engine.base import ServerIdentity
 from autotune.engine.command import choose_command, resolve_command
-from autotune.engine.flag_cache import HELP_DEADLINE_S
+from autotune.engine.flag_cache import HELP_DEADLINE_S, known_flags
 from autotune.engine.flags import MODEL
 from autotune.engine.reaping import reap
 from autotune.errors import Interrupted, InvalidOption, NotPromotable, StorageError, UnknownName
@@ -30,6 +30,7 @@ from autotune.load.arrival_windows import WindowRule
 from autotune.load.loops import new_loop
 from autotune.node.probe import cpu_node, detect_node
 from autotune.planning import StudyPlan, Surroundings
+from autotune.planning.flag_checks import check_config
 from autotune.planning.stored import StoredPlan, stored_plan
 from autotune.quality import PromptSet, load_prompts, lossy_changes
 from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Quality, QualityState, Slo, Trial
@@ -158,6 +159,7 @@ def require_launchable(plan: StudyPlan, trials: Sequence[Trial], against: GateSi
 
     Raises:
         InvalidOption: it cannot.
+        UnknownName: it has a flag that this vLLM does not have.
     """
     gpus, other = len(plan.node.gpus), "Hold it against something else: --against baseline, or a file of flags."
     if gpus and against.gpus > gpus:
@@ -175,6 +177,7 @@ def require_launchable(plan: StudyPlan, trials: Sequence[Trial], against: GateSi
             f"{', '.join(models)}: a simulation knows the study's own models alone",
             hint=other,
         )
+    check_config(against.config, plan.accepted, source=against.label)
 
 
 def _order(
@@ -250,7 +253,7 @@ def _with_command(plan: StudyPlan, words: Sequence[object], request: GateRequest
     """The plan with what only this machine can tell: the command of real servers, and what they accept."""
     plan = replace(plan, cache_dir=here.cache_dir)
     if plan.engine is EngineKind.SIMULATED:
-        return plan
+        return replace(plan, accepted=known_flags())
     text = shlex.join(str(word) for word in words)
     chosen = choose_command(argument=request.vllm_command, environ=here.environ, study_file=text)
     command = resolve_command(chosen, search_path=here.environ.get("PATH"))

@@ -8,7 +8,7 @@ from autotune.engine.flags import MANAGED_FLAGS, MODEL, SECRET_FLAGS, AcceptedFl
 from autotune.engine.redaction import redact
 from autotune.errors import InvalidOption, UnknownName
 from autotune.recipe import Recipe
-from autotune.records import Value
+from autotune.records import Config, Value
 from autotune.search.space import SearchSpace
 
 
@@ -71,6 +71,25 @@ def check_extra(extra: Sequence[tuple[str, Value]], accepted: AcceptedFlags) -> 
             raise UnknownName("flag", name, _names(accepted), source="after --", hint=problem)
         if problem:
             raise InvalidOption("--", f"--{name} {value}", f"what this vLLM takes: {problem}")
+
+
+def check_config(config: Config, accepted: AcceptedFlags, *, source: str) -> None:
+    """Every flag of a config that somebody wrote must be one of this vLLM's, with a value that it takes.
+
+    Args:
+        source: of the config, for people.
+
+    Raises:
+        UnknownName: it has no such flag.
+        InvalidOption: it does not take this value.
+    """
+    for name, value in config.params:
+        head, dot, _ = name.partition(".")  # `compilation-config.mode` is a part of that flag's value
+        problem = accepted.problem(head, None if dot and accepted.get(head) is not None else value)
+        if problem and accepted.get(head) is None:
+            raise UnknownName("flag", head, _names(accepted), source=source, hint=problem)
+        if problem:
+            raise InvalidOption(f"--{name}", value, f"what this vLLM takes: {problem}", hint=f"It stands in {source}.")
 
 
 def check_space(space: SearchSpace, accepted: AcceptedFlags) -> None:

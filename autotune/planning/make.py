@@ -18,7 +18,7 @@ from autotune.node.gpus import parse_node_name
 from autotune.node.hub import hub_config
 from autotune.node.model_shape import UnsizedModel, load_shape
 from autotune.node.probe import cpu_node, detect_node
-from autotune.planning.flag_checks import check_extra, check_space, extra_flags, refuse_searched
+from autotune.planning.flag_checks import check_config, check_extra, check_space, extra_flags, refuse_searched
 from autotune.planning.guarding import guard_prompts
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
@@ -215,11 +215,15 @@ def _today(
     """What runs today as it is launched here, and where it cannot be, why not.
 
     It has its own length, not the study's: another one would be another server.
+
+    Raises:
+        UnknownName, InvalidOption: this vLLM has no such flag, or does not take its value.
     """
     if recipe.today is None:
         return None, ()
     taken = {name for name, _ in extra}
     today = Config.of({name: value for name, value in recipe.today if name not in taken})
+    check_config(today, known.accepted, source="--today")
     broken = check(today, known.node, known.shape, replace(context, fixed=tuple(extra)))
     if broken:
         return None, (f"What runs today is not tried, as it cannot serve this: {broken[0].text}.",)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InvalidOption
+from autotune.errors import InvalidOption, UnknownName
 from autotune.gate_session import other_than_studied, require_launchable, same_model, same_server
 from autotune.planning import StudyPlan, Surroundings, make_plan
 from autotune.recipe import Recipe
@@ -74,3 +74,15 @@ def test_what_cannot_be_launched_here_is_not_launched(plan: StudyPlan) -> None:
     with pytest.raises(InvalidOption, match=r"with model org/other' .*allowed: meta-llama/Llama-3.1-8B: a simulation"):
         require_launchable(plan, (), replace(here, model="org/other"))
     require_launchable(replace(plan, engine=EngineKind.PROCESS), (), replace(here, model="org/other"))
+    with pytest.raises(UnknownName, match=r"today.yaml: unknown flag 'max-num-seq' \(did you mean: max-num-seqs"):
+        require_launchable(plan, (), replace(here, config=Config.of({"max-num-seq": 4})))
+    with pytest.raises(InvalidOption, match=r"--dtype: 'half-ish' .*what this vLLM takes"):
+        require_launchable(plan, (), replace(here, config=Config.of({"dtype": "half-ish"})))
+    taken: dict[str, Value] = {
+        "compilation-config.mode": 3,
+        "env:X": "1",
+        "model": "m",
+        "max-num-seqs": None,
+        "seed": 1,
+    }
+    require_launchable(plan, (), replace(here, config=Config.of(taken)))

@@ -120,6 +120,8 @@ def test_what_runs_today_is_tried_first_where_it_can_start(here: Surroundings, s
     wide = plan_of(here, space=space, today=Config.of({"tensor-parallel-size": 16}))
     assert wide.today is None
     assert any(note.startswith("What runs today is not tried, as it cannot serve this: ") for note in wide.notes)
+    with pytest.raises(UnknownName, match="--today: unknown flag 'max-num-seq'"):
+        plan_of(here, space=space, today=Config.of({"max-num-seq": 96}))
 
 
 def test_what_cannot_start_is_counted_by_reason(here: Surroundings, space: str) -> None:

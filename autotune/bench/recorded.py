@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from autotune.bench.surfaces import Noise, Surface, SurfaceKind
 from autotune.bench.truth import compile_keys
 from autotune.errors import InvalidFile
-from autotune.records import Config, FailureClass, Outcome, Value
+from autotune.records import Config, FailureClass, Value
 from autotune.search.noise import ASSUMED_THROUGHPUT_SD, ASSUMED_TTFT_SD, PRIOR_WEIGHT
 from autotune.search.parameter import Parameter, is_number, value_key
 from autotune.search.space import SearchSpace
 
-FORMAT, VERSION = "autotune-surface", 1
 MAX_FILE_BYTES = 64 << 20
 MAX_CONFIGS = 100_000
 
@@ -86,11 +84,6 @@ class RecordedLaunch:
     measuring_s: float | None = None
     kv_tokens: int | None = None
 
-    @property
-    def outcome(self) -> Outcome:
-        """Measured where there is no failure."""
-        return Outcome.MEASURED if self.failure is None else Outcome.INFEASIBLE
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedStudy:
@@ -146,7 +139,7 @@ def parse_recorded(text: str, *, file: str) -> RecordedStudy:
     # Not splitlines(): JSON texts may hold U+2028 and its like within a line.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise InvalidFile(file, "line 1", "nothing", f"a header with format {FORMAT}")
+        raise InvalidFile(file, "line 1", "nothing", "a header with format autotune-surface")
     header = _checked(_Header, lines[0][1], file, lines[0][0])
     launches = tuple(_launch(line, file, number) for number, line in lines[1:])
     study = RecordedStudy(
@@ -166,43 +159,6 @@ def parse_recorded(text: str, *, file: str) -> RecordedStudy:
     if len({one.config for one in launches}) > MAX_CONFIGS:
         raise InvalidFile(file, "", f"more than {MAX_CONFIGS} configs", f"at most {MAX_CONFIGS}")
     return study
-
-
-def dump_recorded(study: RecordedStudy) -> str:
-    """The text that `parse_recorded` reads as `study`."""
-    header = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": study.name,
-        "about": study.about,
-        "node": study.node,
-        "model": study.model,
-        "workload": study.workload,
-        "concurrency_per_gpu": study.concurrency_per_gpu,
-        "rate_rps_per_gpu": study.rate_rps_per_gpu,
-        "baseline": study.baseline.as_dict(),
-        "throughput_sd": study.noise.throughput_sd if study.noise else None,
-        "ttft_sd": study.noise.ttft_sd if study.noise else None,
-    }
-    rows: list[dict[str, object]] = [
-        {
-            "config": one.config.as_dict(),
-            "outcome": str(one.outcome),
-            "output_tok_s_per_gpu": one.output_tok_s_per_gpu,
-            "ttft_p95_s": one.ttft_p95_s,
-            "failure": None if one.failure is None else str(one.failure),
-            "gpus": one.gpus,
-            "start_s": one.start_s,
-            "warm_start_s": one.warm_start_s,
-            "measuring_s": one.measuring_s,
-            "kv_tokens": one.kv_tokens,
-        }
-        for one in study.launches
-    ]
-    return "".join(
-        json.dumps({key: value for key, value in line.items() if value is not None}, allow_nan=False) + "\n"
-        for line in (header, *rows)
-    )
 
 
 def recorded_surface(study: RecordedStudy) -> Surface:

@@ -33,6 +33,9 @@ def pareto(
         Path | None, typer.Option(help="Write the front as a picture: FILE.png, FILE.svg or FILE.html.")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print every trial as CSV on standard output.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Also list every trial: its own figures, or why it has none.")
+    ] = False,
     studies_dir: StudiesDir = DEFAULT_STUDIES,
     storage: Storage = None,
     as_json: Json = False,
@@ -44,18 +47,19 @@ def pareto(
     from autotune.report.csv_view import trials_csv
     from autotune.report.grid import print_to
     from autotune.report.json_view import study_document
-    from autotune.report.tables import study_report
+    from autotune.report.tables import study_report, trials_table
     from autotune.review.views import brief_view_of, view_of
 
-    if as_csv and as_json:
-        raise InvalidOption("--csv", "--json", "one of --csv and --json")
+    chosen = [name for name, given in (("--csv", as_csv), ("--json", as_json), ("--all", every)) if given]
+    if len(chosen) > 1:
+        raise InvalidOption(chosen[0], chosen[1], "one of --csv, --json and --all")
     if picture is not None and picture.suffix.lower() not in PICTURE_SUFFIXES:
         raise InvalidOption("--picture", str(picture), f"a file ending in {', '.join(PICTURE_SUFFIXES)}")
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         stored = store.study(study)
-        # JSON and CSV show something of every trial's full record, the rest only of those that are compared.
-        view = (view_of if as_json or as_csv else brief_view_of)(store, stored, places, slo=slo)
+        # These show something of every trial's full record, the rest only of those that are compared.
+        view = (view_of if chosen else brief_view_of)(store, stored, places, slo=slo)
     if picture is not None:
         _draw(view, stored, picture)
     if as_json:
@@ -64,6 +68,8 @@ def pareto(
         typer.echo(trials_csv(view, view.trials), nl=False)
     else:
         print_to(output_console(), study_report(view))
+        if every:
+            print_to(output_console(), trials_table(view))
         if picture is not None:
             typer.echo(f"Picture: {picture}")
 

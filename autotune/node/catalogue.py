@@ -58,13 +58,6 @@ def variants_of(name: str) -> tuple[str, ...]:
     return tuple(other for other in known.variants.get(base, ()) if other != full_name)
 
 
-def original_of(name: str) -> str | None:
-    """Hub id of the model that a quantised checkpoint was made from; None for any other name."""
-    known = _catalogue()
-    full_name = known.by_any_name.get(name.lower())
-    return None if full_name is None else known.twin_of.get(full_name)
-
-
 @functools.cache
 def _catalogue() -> Catalogue:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml parses these files eight times as fast

@@ -62,11 +62,6 @@ class Standing:
     plainness: Plainness | None = None
 
     @property
-    def is_candidate(self) -> bool:
-        """Whether it may be on the front."""
-        return self.on_front or self.front_probability >= CANDIDATE
-
-    @property
     def is_sure(self) -> bool:
         """Whether it is on the front with enough probability, and no other is as good within the noise."""
         return self.front_probability >= CONFIDENCE and not self.beaten_by

@@ -60,11 +60,6 @@ class RecordedLoad(BaseModel):
             ttft_mean_s=None if b.mean_ttft_ms is None else b.mean_ttft_ms / 1e3,
         )
 
-    @property
-    def closed_loop(self) -> bool:
-        """Whether a fixed number of clients drove it."""
-        return self._argument("--max-concurrency") is not None
-
     def level(self) -> tuple[LoadLevel, tuple[PlannedRequest, ...]]:
         """The load, request by request.
 

@@ -28,7 +28,6 @@ from autotune.web.settings import ServeSettings
 log = logging.getLogger("autotune.web")
 
 SERVICE = web.AppKey("service", Service)
-_ROUTE = web.RequestKey("route", Route)
 
 Next = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -191,6 +191,7 @@ def copy_of(finished: Path, tmp_path: Path) -> Path:
         (("rollback", "a\udcffb"), ExitCode.UNKNOWN_PROMOTION, "unknown promotion"),
         (("pareto", "s", "--slo", "soon"), ExitCode.INVALID_OPTION, "--slo"),
         (("pareto", "s", "--csv", "--json"), ExitCode.INVALID_OPTION, "--csv"),
+        (("pareto", "s", "--json", "--all"), ExitCode.INVALID_OPTION, "--all"),
         (("pareto", "s", "--picture", "/proc/front.svg"), ExitCode.STORAGE, "/proc/front.svg"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else None,

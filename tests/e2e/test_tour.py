@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -88,6 +89,10 @@ def test_pareto(toured: Toured) -> None:
     assert {document["pick"]["number"], document["pick"]["instead_of"]} & front
     table = toured.autotune(f"pareto {NAME}")
     assert f"Pick: trial {document['pick']['number']}" in table
+    every = toured.autotune(f"pareto {NAME} --all")
+    assert every.startswith(table)
+    listed = re.findall(r"^ {0,4}(\d+)  ", every[len(table) :], flags=re.MULTILINE)
+    assert listed == [str(trial["number"]) for trial in document["trials"]]
     rows = list(csv.DictReader(io.StringIO(toured.autotune(f"pareto {NAME} --csv"))))
     assert len(rows) == len(document["trials"])
     limited = toured.json(f"pareto {NAME} --slo ttft_p95<=60s")

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune import __version__
 from autotune.engine.flags import MODEL
 from autotune.engine.redaction import redact_prose
-from autotune.errors import NotPromotable
+from autotune.errors import NotPromotable, StorageError
 from autotune.promote import (
     Deployment,
     Entry,
@@ -130,19 +130,26 @@ def extra_of(store: Store, study: str) -> tuple[str, ...]:
 
 
 def stored_promotion(store: Store, promotion: Promotion, directory: str) -> Entry:
-    """A promotion, put into the history; it comes back in its place there."""
+    """A promotion whose files were written, put into the history; it comes back in its place there.
 
-    store.add_promotion(
-        PromotionRecord(
-            study=promotion.study,
-            trial=promotion.trial,
-            created_at=promotion.created_at,
-            targets=promotion.targets,
-            directory=directory,
-            simulated=promotion.simulated,
-            details=promotion.as_document(),
-        )
+    Raises:
+        StorageError: it cannot be; says that the files are there already.
+    """
+    record = PromotionRecord(
+        study=promotion.study,
+        trial=promotion.trial,
+        created_at=promotion.created_at,
+        targets=promotion.targets,
+        directory=directory,
+        simulated=promotion.simulated,
+        details=promotion.as_document(),
     )
+    try:
+        store.add_promotion(record)
+    except StorageError as error:
+        unsaid = f"The files are in {directory}, and no history knows of them: the same command records them."
+        error.hint = " ".join(filter(None, (error.hint, unsaid)))
+        raise
     return [entry for entry in history_of(store) if entry.promotion == promotion][-1]
 
 

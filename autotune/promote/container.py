@@ -71,6 +71,10 @@ def _value_part(word: str) -> str:
 
 
 def health_command(deployment: Deployment) -> tuple[str, ...]:
-    """Exits 0 when the server answers /health; Python, because not every image of vLLM carries curl."""
-    url = f"http://127.0.0.1:{deployment.port}/health"
-    return ("python3", "-c", f"import urllib.request; urllib.request.urlopen('{url}', timeout=5)")
+    """Exits 0 when the server names its model; Python, because not every image of vLLM carries curl.
+
+    /health may be true while the model cannot be used. The key comes from the container's own environment.
+    """
+    url = f"http://127.0.0.1:{deployment.port}/v1/models"
+    key = "{'Authorization': 'Bearer ' + os.environ.get('VLLM_API_KEY', '')}"
+    return ("python3", "-c", f"import os, urllib.request as u; u.urlopen(u.Request('{url}', headers={key}), timeout=5)")

@@ -1,9 +1,11 @@
 """Every target read back by the parser of its syntax, with hostile names in it."""
 
 import argparse
+import http.server
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -359,6 +361,31 @@ class TestCompose:
         assert service["ports"][0]["host_ip"] == "127.0.0.1"
         devices = service["deploy"]["resources"]["reservations"]["devices"]
         assert devices == [{"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}]
+
+    def test_healthy_is_who_names_its_model_with_the_containers_own_key(self) -> None:
+        asked = list[tuple[str, str | None]]()
+
+        class Door(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append((self.path, self.headers["Authorization"]))
+                self.send_response(200 if self.headers["Authorization"] == "Bearer k3y" else 401)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            made = deployment(port=server.server_port, extra_args=("--api-key", "k3y"))
+            (service,) = yaml_of(made, Target.COMPOSE)["services"].values()
+            kind, python, *words = service["healthcheck"]["test"]
+            assert (kind, python) == ("CMD", "python3")
+            codes = [
+                subprocess.run([sys.executable, *words], env={"VLLM_API_KEY": key}, capture_output=True, check=False)
+                for key in ("k3y", "wrong")
+            ]
+            server.shutdown()
+        assert [one.returncode == 0 for one in codes] == [True, False]
+        assert asked == [("/v1/models", "Bearer k3y"), ("/v1/models", "Bearer wrong")]
 
     def test_pinned_gpus_exclude_a_count(self) -> None:
         service = yaml_of(deployment(gpu_indices=(1, 3)), Target.COMPOSE)["services"]["prod-chat"]

@@ -210,8 +210,7 @@ def commit(store: Store, entry: Entry, folder: Path, *, overwrite: bool) -> tupl
 
 
 def _report(entry: Entry, paths: tuple[Path, ...], *, as_json: bool) -> None:
-    from autotune.promote.rendering import gate_summary
-    from autotune.records import GateVerdict
+    from autotune.promote.rendering import NOBODY, gate_summary, unverified_mark
     from autotune.report.wording import printable
 
     promotion = entry.promotion
@@ -221,8 +220,8 @@ def _report(entry: Entry, paths: tuple[Path, ...], *, as_json: bool) -> None:
         return
     if promotion.simulated:
         typer.echo("SIMULATED: these figures come from a model of vLLM; do not run this in production unmeasured.")
-    if promotion.gate is None or promotion.gate.verdict is GateVerdict.SKIPPED:
-        typer.echo("GATE SKIPPED: nobody verified this config against what runs today.")
+    if unverified := unverified_mark(promotion.gate):
+        typer.echo(f"{unverified}: {NOBODY}.")
     typer.echo(
         f"promoted trial {promotion.trial} of study {promotion.study} as {printable(entry.label)} "
         f"(gate: {printable(gate_summary(promotion.gate))})"

@@ -15,7 +15,7 @@ from pathlib import Path
 from autotune.errors import InvalidOption, StorageError
 from autotune.promote.history import Entry
 from autotune.promote.quoting import comment_text
-from autotune.promote.rendering import gate_summary
+from autotune.promote.rendering import NOBODY, gate_summary, unverified_mark
 from autotune.promote.writing import write_files
 
 TRAILER, FOLDER_TRAILER = "Autotune-Promotion", "Autotune-Folder"
@@ -56,6 +56,7 @@ def commit_promotions(
 def message(entry: Entry) -> str:
     """The commit's message: what was promoted, why, on which evidence."""
     promotion = entry.promotion
+    unverified = unverified_mark(promotion.gate)
     what = f"trial {promotion.trial} of study {comment_text(promotion.study)}"
     title = f"{comment_text(entry.label)}: {what}"
     if promotion.restores is not None:
@@ -66,6 +67,7 @@ def message(entry: Entry) -> str:
         f"config: {promotion.config_hash}",
         f"gate: {gate_summary(promotion.gate)}",
         *(["SIMULATED: no server was measured"] if promotion.simulated else []),
+        *([f"{unverified}: {NOBODY}"] if unverified else []),
         f"promoted: {promotion.created_at.isoformat(timespec='seconds')} by {comment_text(promotion.author) or '-'}",
     ]
     reason = [comment_text(promotion.reason), ""] if promotion.reason else []

@@ -92,20 +92,32 @@ def gate_summary(gate: GateRecord | None) -> str:
     """A verification on one line: `pass, with 1 doubt: throughput ...`; `not run` of none."""
     if gate is None:
         return "not run"
+    if gate.verdict is GateVerdict.SKIPPED:
+        return f"SKIPPED, nobody verified it: {comment_text(gate.reason)}"
     simulated = " (simulated)" if gate.simulated else ""
     count = len(gate.doubts)
     doubts = f", with {count} doubt{'s' if count > 1 else ''}" if count else ""
     return f"{gate.verdict}{simulated}{doubts}: {comment_text(gate.reason)}"
 
 
+NOBODY = "nobody verified this config against what runs today"
+
+
+def unverified_mark(gate: GateRecord | None) -> str | None:
+    """What is said loudly of a promotion that was not verified; None of one that was."""
+    if gate is None:
+        return "GATE NOT RUN"
+    return "GATE SKIPPED" if gate.verdict is GateVerdict.SKIPPED else None
+
+
 def gate_lines(facts: Provenance) -> tuple[str, ...]:
     """The verdict with each criterion that counted; a gate that nobody ran is no quiet line."""
     gate = facts.gate
     if gate is None:
-        return ("!!! GATE NOT RUN: nobody verified this config against what runs today.",)
+        return (f"!!! {unverified_mark(gate)}: {NOBODY}.",)
     if gate.verdict is GateVerdict.SKIPPED:
         return (
-            "!!! GATE SKIPPED: nobody verified this config against what runs today.",
+            f"!!! {unverified_mark(gate)}: {NOBODY}.",
             f"gate        {gate_text(facts)}",
         )
     lines = [f"gate        {gate_text(facts)}"]

@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autotune.promote.history import Entry, PromotedFile
-from autotune.promote.rendering import CHECKSUM, gate_summary, rate_text, seconds_text
-from autotune.records import GateVerdict, Value
+from autotune.promote.rendering import CHECKSUM, gate_summary, rate_text, seconds_text, unverified_mark
+from autotune.records import Value
 from autotune.report.grid import add, column, grid, titled
 from autotune.report.wording import MISSING, printable, setting
 
@@ -27,7 +27,12 @@ def history_table(shown: Sequence[Entry], current: frozenset[str]) -> Renderable
         column(table, head, whole=head == "promotion")
     for entry in reversed(shown):
         promotion = entry.promotion
-        marks = [*(["runs today"] if entry.label in current else []), *(["SIMULATED"] if promotion.simulated else [])]
+        unverified = unverified_mark(promotion.gate)
+        marks = [
+            *(["runs today"] if entry.label in current else []),
+            *([unverified] if unverified else []),
+            *(["SIMULATED"] if promotion.simulated else []),
+        ]
         back = f", back to version {promotion.restores}" if promotion.restores is not None else ""
         when = promotion.created_at.isoformat(sep=" ", timespec="minutes")
         add(
@@ -36,16 +41,11 @@ def history_table(shown: Sequence[Entry], current: frozenset[str]) -> Renderable
             ", ".join(marks),
             f"trial {promotion.trial} of {promotion.study}{back}",
             f"{rate_text(promotion.output_tok_s_per_gpu)}, {seconds_text(promotion.ttft_p95_s)}",
-            Text(gate_summary(promotion.gate), style="yellow" if _unverified(entry) else ""),
+            Text(gate_summary(promotion.gate), style="yellow" if unverified else ""),
             f"{when}, {promotion.author or MISSING}: {promotion.reason or MISSING}",
             style="bold" if entry.label in current else None,
         )
     return titled("Promotions", table)
-
-
-def _unverified(entry: Entry) -> bool:
-    gate = entry.promotion.gate
-    return gate is None or gate.verdict is not GateVerdict.PASSED
 
 
 def history_document(shown: Sequence[Entry], current: frozenset[str]) -> dict[str, Any]:

@@ -34,6 +34,11 @@ def document(folder: Path, *words: str) -> Any:
     return good(folder, *words, "--json").document
 
 
+def git_log(folder: Path, form: str) -> str:
+    words = ["git", "-C", str(folder), "log", f"--format={form}"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_history_of_a_deployment(studied: Path) -> None:
     first = document(
         studied, *PROMOTE, "--trial", "0", "--out", "deploy", "--reason", "to begin with", "--author", "ada"
@@ -45,6 +50,7 @@ def test_the_history_of_a_deployment(studied: Path) -> None:
     said = good(studied, *PROMOTE, "--trial", "1", "--out", "deploy", "--git", "repo").out
     assert "GATE SKIPPED: nobody verified" in said
     assert "prod-chat@2" in said
+    assert "GATE SKIPPED: nobody verified" in git_log(studied / "repo", "%b")
 
     listed = document(studied, "promotions")["promotions"]
     assert [(one["label"], one["current"], one["trial"]) for one in listed] == [
@@ -54,6 +60,7 @@ def test_the_history_of_a_deployment(studied: Path) -> None:
     table = good(studied, "promotions", "prod-chat").out
     assert "runs today" in table
     assert "to begin with" in table
+    assert "GATE SKIPPED" in table
 
     front = document(studied, "pareto", "s")
     assert front["running"] == {
@@ -77,10 +84,8 @@ def test_the_history_of_a_deployment(studied: Path) -> None:
     back = document(studied, "rollback", "prod-chat", "--reason", "slower", "--git", "repo")
     assert (back["version"], back["restores"], back["trial"], back["reason"]) == (3, 1, 0, "slower")
     assert script.read_bytes() == original
-    log = subprocess.run(
-        ["git", "-C", str(studied / "repo"), "log", "--format=%s"], capture_output=True, text=True, check=True
-    )
-    assert [line.partition(":")[0] for line in log.stdout.splitlines()] == ["prod-chat@3", "prod-chat@2", "prod-chat@1"]
+    titles = [line.partition(":")[0] for line in git_log(studied / "repo", "%s").splitlines()]
+    assert titles == ["prod-chat@3", "prod-chat@2", "prod-chat@1"]
 
     nothing = run(studied, "rollback", "prod-chat")
     assert nothing.code == ExitCode.NOT_PROMOTABLE

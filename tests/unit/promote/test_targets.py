@@ -282,7 +282,7 @@ class TestProvenance:
         skipped = GateRecord.skipped("s", gate_record().candidate, why="--skip-gate was given", at=CREATED)
         head = text_of(deployment(gate=skipped), target).partition(CHECKSUM)[0]
         assert "# !!! GATE SKIPPED: nobody verified" in head
-        assert "# gate        skipped: --skip-gate was given" in head
+        assert "# gate        SKIPPED, nobody verified it: --skip-gate was given" in head
 
     def test_a_simulated_one_says_so_loudly(self, target: Target) -> None:
         text = text_of(deployment(trial(simulated=True), allow_simulated=True), target)

@@ -34,7 +34,7 @@ export function promotionArticle(one, actions = []) {
   const figures = `${rate(one.output_tok_s_per_gpu?.value)} tokens/s per GPU, TTFT p95 ${seconds(one.ttft_p95_s?.value)}`;
   const facts = [["from", h("span", {}, h("a", { href: `/studies/${encodeURIComponent(one.study)}` }, one.study), `, trial ${one.trial}${one.restores === null ? "" : `, back to version ${one.restores}`}`)], ["when", when(one.created_at)], ["by", one.author || MISSING], ["why", one.reason || MISSING], ["figures", figures], ["for", one.targets.join(", ")], ["SLO", one.slo]];
   return h("article.promotion", { "aria-label": one.label },
-    h("h2", {}, one.label, one.current ? [" ", h("span.tag.today", {}, "runs today")] : null, one.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null),
+    h("h2", {}, one.label, one.current ? [" ", h("span.tag.today", {}, "runs today")] : null, one.gate?.verdict === "pass" ? null : [" ", h("span.tag.bad", {}, one.gate ? "GATE SKIPPED" : "GATE NOT RUN")], one.simulated ? [" ", h("span.tag.sim", {}, "SIMULATED")] : null),
     h("dl.pairs", {}, facts.filter(([, text]) => text).map(([name, text]) => [h("dt", {}, name), h("dd", {}, text)])),
     gateRecord(one.gate), one.files.some((file) => file.text) ? files(one.files) : null, actions.length ? h("div.buttons", {}, actions) : null);
 }

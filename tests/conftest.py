@@ -69,6 +69,12 @@ def short_tmp() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def no_shared_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers' folders are looked for in TMPDIR alone: /tmp has those of whatever servers run beside the tests."""
+    monkeypatch.setattr("autotune.engine.private_folders.SHARED_PLACES", ())
+
+
 @pytest.fixture(scope="session")
 def nothing_left() -> Callable[..., bool]:
     """Whether within `within_s` no live process carries the marker any more."""

@@ -134,14 +134,13 @@ def _start_s(k: Columns) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def _content_hash(spec: NodeSpec, situation: Situation) -> str:
-    """Over everything the truth follows from: the spec, the configs, and the code that works it out."""
+    """Over everything the truth follows from: the spec, the model, the configs, and the code that works it out."""
     digest = hashlib.sha256()
     told = (spec.name, spec.node, spec.model, spec.workload, spec.seed, situation.space.space_hash)
     digest.update(json.dumps(told).encode())
     digest.update(repr((astuple(situation.traffic), situation.context.fixed, situation.baseline)).encode())
-    digest.update(
-        "".join(config.hash for config in situation.configs[:: max(1, len(situation.configs) // 500)]).encode()
-    )
+    digest.update(repr(situation.shape).encode())  # of a model of the catalogue, which is no code
+    digest.update("".join(config.hash for config in situation.configs).encode())
     package = Path(__file__).resolve().parents[1]
     for folder in ("bench", "simulator", "node"):
         for path in sorted((package / folder).glob("*.py")):

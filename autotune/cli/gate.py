@@ -25,8 +25,8 @@ from autotune.records import CriterionState, GateRecord, GateSide, GateVerdict, 
 from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.review.promoting import extra_of
-from autotune.review.verifications import RECORD_FILE
 from autotune.store.codec import encode
+from autotune.store.gate_files import RECORD_FILE
 from autotune.store.places import Places
 from autotune.verification import LAUNCH_LIMIT
 from autotune.verification_launch import MOST_LAUNCHES

@@ -44,7 +44,7 @@ SOCKET_PATH_BYTES = 107
 _UUID_BYTES = len("/") + 36
 _NAME = re.compile(rf"{PREFIX}[0-9a-f]{{{MARKER_SIGNS}}}")
 _TEMPORARY = ("TMPDIR", "TEMP", "TMP")
-_SHARED_PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - other users write there too, hence 0700
+SHARED_PLACES = ("/tmp", "/var/tmp")  # noqa: S108 - other users write there too, hence 0700
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,7 @@ def _is_in_use(path: Path) -> bool:
 def _places(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Where temporary files go, as `tempfile` finds it, and where they may go otherwise."""
     named = [environ[name] for name in _TEMPORARY if environ.get(name)]
-    found = dict.fromkeys(Path(place).absolute() for place in (*named[:1], *_SHARED_PLACES))
+    found = dict.fromkeys(Path(place).absolute() for place in (*named[:1], *SHARED_PLACES))
     return tuple(place for place in found if place.is_dir() and os.access(place, os.W_OK | os.X_OK))
 
 

@@ -330,7 +330,7 @@ def _checkpoints(
 
 
 def _idle_gpus(plan: StudyPlan) -> tuple[str, ...]:
-    """GPUs that a layout leaves over are told: figures are per GPU used, and say nothing about those (A14, G5)."""
+    """GPUs that a layout leaves over are told: figures are per GPU used, and say nothing about those (G5)."""
     used, there = plan.gpus_of(plan.baseline), plan.node.gpu_count
     if used >= there:
         return ()

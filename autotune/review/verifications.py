@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.records import GateRecord
 from autotune.store.codec import decode
+from autotune.store.gate_files import GATE_FOLDER, RECORD_FILE
 from autotune.store.places import Places
-
-RECORD_FILE = "gate.json"
-_FOLDER = re.compile(r"gate-(\d{4,})-(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +31,7 @@ def verifications_of(places: Places, study: str, trial: int) -> tuple[Verificati
     """Those of one trial, the first one first; empty where nobody verified it."""
     found = []
     for folder in places.folder(study).path.glob("gate-*"):
-        name = _FOLDER.fullmatch(folder.name)
+        name = GATE_FOLDER.fullmatch(folder.name)
         if name is not None and int(name[1]) == trial and folder.is_dir():
             launches = sum(1 for _ in folder.glob("launch-*"))
             found.append(Verification(count=int(name[2]), launches=launches, record=_record(folder / RECORD_FILE)))

@@ -24,7 +24,11 @@ from autotune.store.raw_files import (
     unlinked,
 )
 
-_GATE = re.compile(r"gate-(\d{4,9})-([1-9]\d{0,8})", re.ASCII)
+GATE_FOLDER = re.compile(r"gate-(\d{4,9})-([1-9]\d{0,8})", re.ASCII)
+"""Name of a verification's folder: the candidate's trial, and which verification of it, 1 for the first."""
+
+RECORD_FILE = "gate.json"
+
 _LAUNCH = re.compile(r"launch-[1-9]\d{0,3}-(?:against|candidate)", re.ASCII)
 _IDENTITY = "server.json"
 """There while the server of a launch runs, or after whoever watched it was killed."""
@@ -64,7 +68,7 @@ def list_gate_files(root: Path, study: str) -> tuple[GateFile, ...]:
         StorageError: a folder cannot be read.
     """
     found: list[GateFile] = []
-    for match, gate in folders_like(_GATE, root, study):
+    for match, gate in folders_like(GATE_FOLDER, root, study):
         found += _of_gate(gate, root, study, match[0], int(match[1]))
     return tuple(found)
 

@@ -113,6 +113,13 @@ def test_every_room_is_in_the_architecture_once() -> None:
     assert sorted(listed) == sorted(f"`{name}`" for name in rooms | modules)
 
 
+def test_every_row_of_the_guide_that_sources_name_is_on_its_page() -> None:
+    named = {row for text in texts() for row in re.findall(r"\bG[1-4]?[0-9]\b", text)}
+    assert {"G7", "G34"} <= named
+    page = (DOCS / "guide.md").read_text(encoding="utf-8")
+    assert named <= set(re.findall(r"^\| (G\d+) \|", page, flags=re.MULTILINE))
+
+
 def test_readme_names_its_two_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = dict(re.findall(r"<!-- command: (\w+) -->\n```\n(.+)\n```", text))

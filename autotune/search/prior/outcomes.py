@@ -57,12 +57,14 @@ class Outcomes:
         shortages: Floats | None = None,
         reach: float = 1.0,
     ) -> Outcomes:
-        """Args:
-        at: coordinates and marks, shape (n, coordinates), n at least 1; the first one is home.
-        means: of f before anything was seen, shape (n,).
-        good: outcomes, shape (n,).
-        shortages: -f of the failures that tell it; NaN elsewhere.
-        reach: factor of `LINEAR_SD` and `MARK_SD`.
+        """The posterior after outcomes, by Newton's method from the means.
+
+        Args:
+            at: coordinates and marks, shape (n, coordinates), n at least 1; the first one is home.
+            means: of f before anything was seen, shape (n,).
+            good: outcomes, shape (n,).
+            shortages: -f of the failures that tell it; NaN elsewhere.
+            reach: factor of `LINEAR_SD` and `MARK_SD`.
         """
         features = _Features.of(groups, at[0], reach)
         own = features.split(at)

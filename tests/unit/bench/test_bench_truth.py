@@ -189,6 +189,16 @@ def test_without_a_folder_to_write_to_it_is_only_slower(situation: Situation, tm
     assert truth.simulated_surface(SPEC, situation, blocked).feasible.any()
 
 
+def test_what_the_cache_holds_is_of_that_model_and_those_configs(situation: Situation, tmp_path: Path) -> None:
+    wider = dataclasses.replace(situation, shape=dataclasses.replace(situation.shape, hidden_size=8192))
+    last = situation.configs[-1]
+    other = Config.of({**last.as_dict(), "max-num-batched-tokens": 12345})
+    changed = dataclasses.replace(situation, configs=(*situation.configs[:-1], other))
+    for number, one in enumerate((situation, wider, changed), start=1):
+        truth.simulated_surface(SPEC, one, tmp_path)
+        assert len(list((tmp_path / "bench").iterdir())) == number
+
+
 def test_the_compile_cache_is_shared_as_recorded() -> None:
     base = {"max-num-seqs": 256, "kv-cache-dtype": "auto", "gpu-memory-utilization": 0.9}
     changes: tuple[dict[str, Any], ...] = (

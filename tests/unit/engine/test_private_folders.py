@@ -103,11 +103,16 @@ def test_only_a_folder_of_this_user_and_of_that_name_is_taken_away(short_tmp: Pa
     assert not (short_tmp / NAME).exists()
 
 
-def test_no_folder_without_a_place() -> None:
-    assert PrivateFolder() == PrivateFolder(path=None, env={})
+def test_no_folder_without_a_place(no_shared_tmp: None, tmp_path: Path) -> None:
+    missing = {"TMPDIR": str(tmp_path / "missing")}
+    assert private_folder(MARKER, missing, {}) == PrivateFolder()
+    assert private_folder(MARKER, {}, {}) == PrivateFolder()
+    assert left_folders(missing) == ()
 
 
-async def test_a_keepers_folder_is_private_and_in_use_until_its_server_is_gone(short_tmp: Path, tmp_path: Path) -> None:
+async def test_a_keepers_folder_is_private_and_in_use_until_its_server_is_gone(
+    no_shared_tmp: None, short_tmp: Path, tmp_path: Path
+) -> None:
     environ = {**os.environ, "TMPDIR": str(short_tmp)}
     keeper = await Keeper.spawn(environ)
     code = "import os, time; open(os.environ['TMPDIR'] + '/big', 'w').write('x' * 99); time.sleep(600)"

@@ -70,7 +70,10 @@ def test_the_history_of_a_deployment(studied: Path) -> None:
     shown = document(studied, "show", "s", "0")
     low, high = shown["against_running"]["throughput_interval"]
     assert low < shown["against_running"]["throughput_ratio"] < high
-    assert [trial["runs_today"] for trial in front["front"] if trial["number"] == 1] in ([], [True])
+    assert (shown["runs_today"], document(studied, "show", "s", "1")["runs_today"]) == (False, True)
+    assert {trial["number"]: trial["runs_today"] for trial in front["front"]} == {
+        trial["number"]: trial["number"] == 1 for trial in front["front"]
+    }
 
     changed = document(studied, "diff", "prod-chat@1", "prod-chat@2")
     flags = {flag["name"]: (flag["a"], flag["b"]) for flag in changed["flags"]}

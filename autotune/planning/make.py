@@ -9,35 +9,29 @@ from autotune.engine.command import VllmCommand, choose_command, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, known_flags
 from autotune.engine.flags import AcceptedFlags
 from autotune.errors import InvalidOption, UnknownName
-from autotune.load.requests import plan_requests, reachable_share
-from autotune.load.tokenizing import find_tokenizer
 from autotune.load.workload import guide_model_len
-from autotune.load.workloads import Workload, load_workload, workload_from_numbers
+from autotune.load.workloads import Workload
 from autotune.node.catalogue import variants_of
 from autotune.node.gpus import parse_node_name
 from autotune.node.hub import hub_config
 from autotune.node.model_shape import UnsizedModel, load_shape
 from autotune.node.probe import cpu_node, detect_node
+from autotune.planning.arriving import arriving_of
 from autotune.planning.flag_checks import check_config, check_extra, check_space, extra_flags, refuse_searched
 from autotune.planning.guarding import guard_prompts
 from autotune.planning.plan import StudyPlan, Surroundings
 from autotune.planning.spaces import Known, choose_space, complete_point
 from autotune.recipe import AUTO_CHECKPOINTS, EngineChoice, ExecutorChoice, Recipe
 from autotune.records import (
-    Arrivals,
     Config,
     EngineKind,
-    LevelRole,
-    LoadLevel,
     ModelShape,
     Node,
     Objective,
     PickRule,
-    PlannedRequest,
     Slo,
     Value,
 )
-from autotune.search.need import Traffic
 from autotune.search.rules import RuleContext, check, require_feasible
 from autotune.search.samplers import check_sampler
 from autotune.search.space import SearchSpace
@@ -63,14 +57,10 @@ def make_plan(
     """
     check_sampler(recipe.sampler)
     node, engine, notes = _choose_engine(recipe, here)
-    _check_limits_of_ray(recipe, engine)
-    if recipe.max_gpu_s is not None and not node.gpus:
-        raise InvalidOption("--max-gpu-hours", f"{recipe.max_gpu_s / 3600:g}", "a node with GPUs: there are none here")
+    _check_limits(recipe, node, engine)
     shape, shape_notes = _shape(recipe.model, here, engine)
-    workload = _workload(recipe, here)
-    sent = _sample(workload)
-    hits = reachable_share(sent)
-    slo = _limits(recipe, workload)
+    arriving = arriving_of(recipe, here)
+    slo = _slo(recipe, arriving.workload)
     command, version, accepted = _command(recipe, here, engine, vllm_command)
     extra = extra_flags(recipe)
     check_extra(extra, accepted)
@@ -79,8 +69,8 @@ def make_plan(
     known = Known(
         node=node,
         shape=shape,
-        workload=workload,
-        traffic=_traffic(workload, sent, hits),
+        workload=arriving.workload,
+        traffic=arriving.traffic,
         vllm_version=version,
         accepted=accepted,
         shapes=dict(_checkpoints(recipe.checkpoints, recipe, here, engine)),
@@ -98,7 +88,7 @@ def make_plan(
         engine=engine,
         node=node,
         shape=shape,
-        workload=workload,
+        workload=arriving.workload,
         space=space,
         command=command,
         accepted=accepted,
@@ -114,7 +104,7 @@ def make_plan(
         slo=slo,
         pick_rule=pick_rule,
         notes=(*notes, *shape_notes, *today_notes),
-        reachable_hits=hits,
+        reachable_hits=arriving.reachable_hits,
         traffic=known.traffic,
         checkpoints=tuple(known.shapes.items()),
         generated=generated,
@@ -125,8 +115,14 @@ def make_plan(
     return replace(plan, notes=plan.notes + _idle_gpus(plan))
 
 
-def _check_limits_of_ray(recipe: Recipe, engine: EngineKind) -> None:
-    """Virtual times of different nodes have no common now."""
+def _check_limits(recipe: Recipe, node: Node, engine: EngineKind) -> None:
+    """GPU hours need GPUs; and virtual times of different nodes have no common now.
+
+    Raises:
+        InvalidOption: a limit that nothing could keep to.
+    """
+    if recipe.max_gpu_s is not None and not node.gpus:
+        raise InvalidOption("--max-gpu-hours", f"{recipe.max_gpu_s / 3600:g}", "a node with GPUs: there are none here")
     if recipe.executor is not ExecutorChoice.RAY or engine is not EngineKind.SIMULATED:
         return
     for option, value in (("--max-time", recipe.max_time_s), ("--max-gpu-hours", recipe.max_gpu_s)):
@@ -134,7 +130,7 @@ def _check_limits_of_ray(recipe: Recipe, engine: EngineKind) -> None:
             raise InvalidOption(option, f"{value:g} s", "nothing in a simulation with --executor ray")
 
 
-def _limits(recipe: Recipe, workload: Workload) -> Slo | None:
+def _slo(recipe: Recipe, workload: Workload) -> Slo | None:
     """What the pick must meet: as the study says, else the workload.
 
     Raises:
@@ -228,62 +224,6 @@ def _today(
     if broken:
         return None, (f"What runs today is not tried, as it cannot serve this: {broken[0].text}.",)
     return today, ()
-
-
-SAMPLE = 400
-"""Planned requests that traffic is described by."""
-
-MIN_SHARED = 0.05
-"""Share of reachable prefix-cache hits from which prompts are said to open alike: a chat template alone is below it."""
-
-
-def _sample(workload: Workload) -> tuple[PlannedRequest, ...]:
-    level = LoadLevel(
-        name="sample",
-        role=LevelRole.THROUGHPUT,
-        arrivals=Arrivals.CLOSED,
-        requests=SAMPLE,
-        seed=0,
-        concurrency=workload.start_concurrency,
-    )
-    return plan_requests(workload, level, 0)
-
-
-def _traffic(workload: Workload, sent: Sequence[PlannedRequest], hits: float) -> Traffic:
-    """What a generated space is made for. Speculation from the prompt is only of use where real prompts are sent:
-    answers to made-up words quote nothing."""
-    prompts = sorted(request.prompt_tokens for request in sent)
-    return Traffic(
-        prompt_mean=sum(prompts) / len(prompts),
-        prompt_p95=float(prompts[min(len(prompts) - 1, round(0.95 * len(prompts)))]),
-        output_mean=sum(request.output_tokens for request in sent) / len(sent),
-        shares_prefixes=hits >= MIN_SHARED,
-        repeats_input=bool(workload.texts),
-    )
-
-
-def _workload(recipe: Recipe, here: Surroundings) -> Workload:
-    numbers = recipe.numbers
-    if numbers is not None:
-        return workload_from_numbers(
-            numbers.prompt_mean,
-            numbers.prompt_p95 or numbers.prompt_mean,
-            numbers.output_mean,
-            numbers.concurrency or DEFAULT_CONCURRENCY,
-        )
-    count_tokens = None
-    if recipe.workload.endswith(RECORDED):
-        # Texts of a log are counted as the model's own tokenizer counts them, where it can be had.
-        found = find_tokenizer(recipe.model, environ=here.environ)
-        count_tokens = found.tokenizer.count if found.tokenizer else None
-    return load_workload(recipe.workload, count_tokens=count_tokens)
-
-
-RECORDED = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
-"""Files that may hold texts."""
-
-DEFAULT_CONCURRENCY = 512
-"""Where the ramp of a workload from numbers ends, per GPU, unless the operator says it."""
 
 
 IDLE_BYTES = 1 << 30

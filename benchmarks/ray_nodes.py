@@ -1,8 +1,9 @@
 """How much sooner a Ray cluster of several nodes finishes a list of configs, and what the cluster itself costs.
 
-`python -m benchmarks.ray_nodes [--configs 8] [--nodes 4] [--scale 10] [--json]`
+`python -m benchmarks.ray_nodes [--configs 8] [--nodes 4 | --share GPUS] [--scale 10] [--json]`
 
-A cluster on this machine, whose nodes and GPUs are numbers; the same list on one of its nodes and on all of them.
+A cluster on this machine, whose nodes and GPUs are numbers; the same list on one of its nodes and on all of them. With
+`--share 4`: on one node of four GPUs, which each trial of one GPU has to itself or shares (`--parallel auto`).
 Trials are simulated and wait in real time for 1/SCALE of what they last, so what Ray, the placement and the tuner add
 to each trial is not scaled down, and weighs SCALE times as much as on real nodes. The figure is the wall clock's, from
 the end of the baseline, which is measured alone, to the end of the list.
@@ -27,8 +28,8 @@ from typing import Any
 from autotune.executor.ray_cluster import Cluster
 from autotune.executor.ray_executor import RayExecutor
 from autotune.planning import StudyPlan, Surroundings, make_plan
-from autotune.recipe import ExecutorChoice, LoadChoice, Recipe
-from autotune.records import Config, Phase, Trial
+from autotune.recipe import AUTO_PARALLEL, ExecutorChoice, LoadChoice, Recipe
+from autotune.records import Config, Origin, Phase, Trial
 from autotune.search.pareto import front_of
 from autotune.search.proposer import Proposer
 from autotune.session import spec_of
@@ -38,7 +39,6 @@ from autotune.store.repository import Store
 from autotune.study import StudyRun
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
-NODE = "1xH100-80GB"
 SPACE = """
 name: list
 parameters:
@@ -55,12 +55,14 @@ class Ran:
     """One way through the list.
 
     Attributes:
+        at_once: trials.
         list_s: real seconds from the end of the baseline to the end of the list.
         trials_s: virtual seconds that its trials lasted, one after the other.
         waited_s: the same in real ones, at the scale: what one node without any cost would have needed.
     """
 
     nodes: int
+    at_once: int
     list_s: float
     trials_s: float
     waited_s: float
@@ -88,7 +90,7 @@ class _Watch:
 
 
 @contextmanager
-def cluster_of(nodes: int) -> Iterator[str]:
+def cluster_of(nodes: int, gpus: int) -> Iterator[str]:
     """A cluster on the loopback address with a head that holds nothing; its address."""
     os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     from ray.cluster_utils import Cluster as Started
@@ -98,15 +100,15 @@ def cluster_of(nodes: int) -> Iterator[str]:
     started: Any = Started(initialize_head=True, head_node_args=head)
     try:
         for _ in range(nodes):
-            started.add_node(wait=False, num_cpus=1, num_gpus=1, object_store_memory=STORE_BYTES)
+            started.add_node(wait=False, num_cpus=1, num_gpus=gpus, object_store_memory=STORE_BYTES)
         started.wait_for_nodes()
         yield started.address
     finally:
         started.shutdown()
 
 
-def plan_for(folder: Path, count: int) -> StudyPlan:
-    """A study of `count` configs of a list, on a node of one GPU."""
+def plan_for(folder: Path, count: int, gpus: int, parallel: int) -> StudyPlan:
+    """A study of `count` configs of one GPU, of a list."""
     space = folder / "space.yaml"
     space.write_text(SPACE, encoding="utf-8")
     listed = product((16, 32, 64, 128, 256, 512), (2048, 4096, 8192, 16384), (True, False))
@@ -116,7 +118,8 @@ def plan_for(folder: Path, count: int) -> StudyPlan:
         model=MODEL,
         workload="chat",
         space=str(space),
-        node=NODE,
+        node="1xH100-80GB" if gpus == 1 else f"{gpus}xH100-80GB-NVLink",
+        parallel=parallel,
         trials=1 + count,
         repeats=0,
         sampler="random",
@@ -129,10 +132,12 @@ def plan_for(folder: Path, count: int) -> StudyPlan:
     return make_plan(recipe, here)
 
 
-def run_list(folder: Path, address: str, nodes: int, count: int, scale: float) -> Ran:
+def run_list(
+    folder: Path, address: str, nodes: int, count: int, scale: float, *, gpus: int = 1, parallel: int = 1
+) -> Ran:
     """The list on so many of the cluster's nodes."""
     folder.mkdir()
-    plan = plan_for(folder, count)
+    plan = plan_for(folder, count, gpus, parallel)
     watch = _Watch(time.monotonic)
     with (
         Store.open(str(folder / "autotune.db")) as store,
@@ -150,18 +155,21 @@ def run_list(folder: Path, address: str, nodes: int, count: int, scale: float) -
             projection=projection,
             observer=watch,
         )
+        at_once = executor.floor.most
         asyncio.run(run.run())
         trials = store.trials("list")
-    lasted = [sum(seconds for _, seconds in trial.result.phase_seconds) for trial in trials[1:] if trial.result]
+    listed = [trial for trial in trials[1:] if trial.origin in (Origin.ENQUEUED, Origin.PROBE)]
+    lasted = [sum(seconds for _, seconds in trial.result.phase_seconds) for trial in listed if trial.result]
     numbers = front_of(trials)
     return Ran(
         nodes=nodes,
-        list_s=watch.ends_s[-1] - watch.ends_s[0],
+        at_once=at_once,
+        list_s=watch.ends_s[len(listed)] - watch.ends_s[0],
         trials_s=sum(lasted),
         waited_s=sum(lasted) / scale,
         trials=len(trials),
         failed=sum(not trial.measured for trial in trials),
-        front=tuple(sorted(str(trial.config) for trial in trials if trial.number in numbers)),
+        front=tuple(sorted({str(trial.config) for trial in trials if trial.number in numbers})),
     )
 
 
@@ -169,13 +177,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", type=int, default=8, help="length of the list, at most 48")
     parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--share", type=int, metavar="GPUS", help="one node of so many GPUs, for one trial or several")
     parser.add_argument("--scale", type=float, default=10.0, help="virtual seconds in a real one")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, cluster_of(asked.nodes) as address:
+    gpus = asked.share or 1
+    ways = [(1, 1), (1, AUTO_PARALLEL)] if asked.share else [(1, 1), (asked.nodes, 1)]
+    with tempfile.TemporaryDirectory() as folder, cluster_of(max(nodes for nodes, _ in ways), gpus) as address:
         one, many = (
-            run_list(Path(folder) / str(nodes), address, nodes, asked.configs, asked.scale)
-            for nodes in (1, asked.nodes)
+            run_list(
+                Path(folder) / str(place), address, nodes, asked.configs, asked.scale, gpus=gpus, parallel=parallel
+            )
+            for place, (nodes, parallel) in enumerate(ways)
         )
     speedup = one.list_s / many.list_s
     same = one.front == many.front
@@ -184,12 +197,13 @@ def main() -> None:
         print(json.dumps({"scale": asked.scale, "speedup": speedup, "same_front": same, "ran": ran}, indent=2))
         return
     print(f"{asked.configs} configs of one GPU; trials wait 1/{asked.scale:g} of what they last (simulated)")
-    print("| nodes | the list | trials alone, at this scale | added to each trial |")
-    print("|---|---|---|---|")
+    print("| nodes | trials at once | the list | trials alone, at this scale | added to each trial |")
+    print("|---|---|---|---|---|")
     for found in (one, many):
-        added = (found.list_s * found.nodes - found.waited_s) / asked.configs
-        print(f"| {found.nodes} | {found.list_s:.1f} s | {found.waited_s:.1f} s | {added:.1f} s |")
-    print(f"{speedup:.2f}x sooner on {many.nodes} nodes; the same front: {'yes' if same else 'no'}")
+        added = (found.list_s * found.at_once - found.waited_s) / asked.configs
+        print(f"| {found.nodes} | {found.at_once} | {found.list_s:.1f} s | {found.waited_s:.1f} s | {added:.1f} s |")
+    where = f"{many.at_once} at once" if asked.share else f"on {many.nodes} nodes"
+    print(f"{speedup:.2f}x sooner {where}; the same front: {'yes' if same else 'no'}")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def test_a_new_study_is_refused_with_the_reason_beside_the_field(looking: Lookin
     page.locator("button", has_text="Begin").click()
     page.locator("#new-slo-wrong", has_text="ttft_p95<=500ms").wait_for()
     expect(page.locator("#new-executor option")).to_have_text(["local", "ray"])
+    expect(page.locator("#new-parallel option")).to_have_text(["one on a node", "auto"])
     expect(page.locator("#new-ray_address option")).to_have_text(["auto"])  # the operator has allowed no other
     expect(page.locator("#new-slo")).to_have_attribute("aria-invalid", "true")
     assert axe.violations(page) == []

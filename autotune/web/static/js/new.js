@@ -34,6 +34,7 @@ export async function newPage(main, go) {
     field("node", "Node", policy.simulated_only ? "This service simulates only." : "A node to simulate, or this one.", h("select", {}, options(policy.nodes, policy.simulated_only ? undefined : `this one (${service.node?.name ?? "unknown"})`))),
     field("sampler", "Sampler", "prior knows the physics; random is the control.", h("select", {}, options(policy.samplers, "default"))),
     field("executor", "Where trials run", "local: one node. ray: the nodes of a Ray cluster, several trials at once.", h("select", {}, options(policy.executors)), { read: (value) => (value && value !== "local" ? value : undefined) }),
+    field("parallel", "Trials at once", "auto: as many as fit, where configs need fewer GPUs than a node has.", h("select", {}, options(["auto"], "one on a node"))),
     field("ray_address", "Ray cluster", "With ray. auto: the one of the service's machine; others are the operator's to allow.", h("select", {}, options(policy.ray_addresses)), { read: (value) => (value && value !== "auto" ? value : undefined) }),
     field("space", "Space", "auto is made for node and model.", h("select", {}, options(policy.spaces))),
     field("repeats", "Repeats", "Launches of baseline and finalists at the end.", h("input", { type: "number", min: "0", step: "1", placeholder: "default" }), { read: (value) => (value === "" ? undefined : Number(value)) }),

@@ -28,10 +28,10 @@ export function frontChart(study, { open, hidden = new Set() }) {
     const kinds = study.front.configs.map((config) => ({ config, kind: kindOf(study, config, pick) }));
     kinds.sort((a, b) => ORDER.indexOf(a.kind) - ORDER.indexOf(b.kind));
     for (const { config, kind } of kinds) {
-      const node = point(study, box, config, kind, kinds.length);
+      const { node, dress } = point(study, box, config, kind, kinds.length);
       if (hidden.has(kind)) node.classList.add("off");
       svg.append(node);
-      marks.push({ node, x: box.x(config.ttft_p95_s), y: box.y(config[study.first.key]), number: config.number, content: () => configTip(study, config, kind), shown: !hidden.has(kind) });
+      marks.push({ node, x: box.x(config.ttft_p95_s), y: box.y(config[study.first.key]), number: config.number, dress, content: () => configTip(study, config, kind), shown: !hidden.has(kind) });
     }
     marks.push(...bounds(study, box, svg, hidden), ...strip(study, box, svg, hidden));
     svg.append(...labels(study, box, kinds.filter(({ kind }) => !hidden.has(kind))));
@@ -53,6 +53,7 @@ export function frontChart(study, { open, hidden = new Set() }) {
       if (place === undefined) return;
       for (const one of ordered) if (one.node.getAttribute("tabindex") === "0") one.node.setAttribute("tabindex", "-1");
       const one = ordered[place];
+      one.dress?.();
       current = one.number;
       one.node.setAttribute("tabindex", "0");
       tip.show(one.content(), one.x, one.y);
@@ -76,6 +77,7 @@ export function frontChart(study, { open, hidden = new Set() }) {
       const found = near && (near.x - x) ** 2 + (near.y - y) ** 2 < 28 ** 2 ? near : null;
       if (found !== hot) {
         hot?.node.classList.remove("hot");
+        found?.dress?.();
         found?.node.classList.add("hot");
         hot = found;
         if (found) tip.show(found.content(), found.x, found.y); else tip.hide();
@@ -148,14 +150,24 @@ function point(study, box, config, kind, all) {
   const cx = box.x(config.ttft_p95_s), cy = box.y(config[study.first.key]);
   const minor = kind === "dominated" || kind === "tied";
   const [low, high] = config.ttft_p95_s_interval ?? [], [bad, good] = config[`${study.first.key}_interval`] ?? [];
-  return h("g", { class: `${classesOf(kind)}${kind === "dominated" && all > 300 ? " crowd" : ""}${minor ? (all > MOST_WHISKERS ? " quiet" : " minor") : ""}${study.keeps(config.number) ? "" : " misses"}`, role: "button", "aria-label": words(study, config, kind), "data-number": config.number },
+  const whiskers = () => [
     low !== undefined ? h("line.whisker", { x1: box.x(low), x2: box.x(high), y1: cy, y2: cy }) : null,
-    bad !== undefined ? h("line.whisker", { x1: cx, x2: cx, y1: box.y(bad), y2: box.y(good) }) : null,
-    h("g", { transform: `translate(${cx},${cy})` },
-      h("circle.ring", { r: 13 }),
-      kind === "pick" ? h("circle.halo", { r: 14 }) : null,
-      config.runs_today ? h("rect.today-ring", { x: -9.5, y: -9.5, width: 19, height: 19, rx: 3 }) : null,
-      h("path.shape", { d: outline(kind) })));
+    bad !== undefined ? h("line.whisker", { x1: cx, x2: cx, y1: box.y(bad), y2: box.y(good) }) : null];
+  // Of many minor ones what shows only under the pointer or the focus is made when it comes there.
+  let bare = minor && all > MOST_WHISKERS;
+  const inner = h("g", { transform: `translate(${cx},${cy})` },
+    bare ? null : h("circle.ring", { r: 13 }),
+    kind === "pick" ? h("circle.halo", { r: 14 }) : null,
+    config.runs_today ? h("rect.today-ring", { x: -9.5, y: -9.5, width: 19, height: 19, rx: 3 }) : null,
+    h("path.shape", { d: outline(kind) }));
+  const node = h("g", { class: `${classesOf(kind)}${kind === "dominated" && all > 300 ? " crowd" : ""}${minor ? (all > MOST_WHISKERS ? " quiet" : " minor") : ""}${study.keeps(config.number) ? "" : " misses"}`, role: "button", "aria-label": words(study, config, kind), "data-number": config.number }, bare ? null : whiskers(), inner);
+  const dress = () => {
+    if (!bare) return;
+    bare = false;
+    node.prepend(...whiskers().filter(Boolean));
+    inner.prepend(h("circle.ring", { r: 13 }));
+  };
+  return { node, dress };
 }
 
 function words(study, config, kind) {

@@ -18,7 +18,15 @@ export const KINDS = {
 
 const CHEVRON = { draw(context, size) { const r = Math.sqrt(size) * 0.6; context.moveTo(-r * 0.5, -r); context.lineTo(r * 0.6, 0); context.lineTo(-r * 0.5, r); } };
 
+const outlines = new Map();
+
+// The path of a kind's shape around the origin.
 export function outline(kind) {
+  if (!outlines.has(kind)) outlines.set(kind, made(kind));
+  return outlines.get(kind);
+}
+
+function made(kind) {
   const found = KINDS[kind];
   const types = {
     star: d3.symbolStar, diamond: d3.symbolDiamond, circle: d3.symbolCircle, triangle: d3.symbolTriangle,

@@ -124,9 +124,9 @@ function assembled(main, study, { open, actions, host }) {
 
   drawFront();
   // The first picture is painted before the rest is drawn.
-  const rest = requestAnimationFrame(() => setTimeout(later, 0));
+  let rest = requestAnimationFrame(() => { rest = requestAnimationFrame(() => { rest = null; setTimeout(later, 0); }); });
   return {
-    again() { cancelAnimationFrame(rest); drawFront(); later(); },
+    again() { if (rest !== null) cancelAnimationFrame(rest); drawFront(); later(); },
     certain(problem) {
       if (problem) return;
       picture?.update();

@@ -1,8 +1,8 @@
 """Speed and fidelity of the simulator, or its figures for the shipped recipes.
 
-`python benchmarks/simulator.py [RESULTS.jsonl] [--node N] [--model M]` compares with recorded loads;
-`python benchmarks/simulator.py --recipes [FOLDER]` starts every starting point of every recipe on its own node;
-`python benchmarks/simulator.py --speed` times chat levels of 500 to 100,000 requests on both cores.
+`python -m benchmarks.simulator [RESULTS.jsonl] [--node N] [--model M]` compares with recorded loads;
+`python -m benchmarks.simulator --recipes [FOLDER]` starts every starting point of every recipe on its own node;
+`python -m benchmarks.simulator --speed` times chat levels of 500 to 100,000 requests on both cores.
 """
 
 from __future__ import annotations

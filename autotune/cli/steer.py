@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,7 +55,8 @@ def print_studies(studies_dir: Path, storage: str | None, *, live: bool, as_json
         rows: list[StudyRow] = []
     else:
         found = listed(places.database, busy_timeout_s=places.busy_timeout_s)
-        lines = (study_row(study, study.tally, places, partial(_attempts, places)) for study in found)
+        now = datetime.now(UTC)
+        lines = (study_row(study, study.tally, places, partial(_attempts, places), now=now) for study in found)
         rows = [row for row in lines if row.pid or not live]
     if as_json:
         typer.echo(json.dumps({"schema": 1, "studies": [asdict(row) for row in rows]}, indent=2))

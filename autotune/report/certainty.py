@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.records import Estimate
-from autotune.report.wording import gain
+from autotune.report.wording import change_text, gain
 from autotune.search.drift import Drift, Trend
-from autotune.search.noise import Difference
 from autotune.search.stability import CONFIDENCE, Assessment, Standing
 from autotune.search.validation import Validation, ValidationState
 
@@ -79,15 +78,11 @@ def _validation(seen: Validation, what: str) -> list[str]:
         if seen.state is ValidationState.BASELINE:
             return []
         return ["Not validated: the pick was not launched under fresh prompts and arrivals (--repeats 1 does that)."]
-    told = f"{what} {_change(seen.throughput)} and TTFT p95 {_change(seen.ttft)} against what it had promised"
+    told = f"{what} {change_text(seen.throughput)} and TTFT p95 {change_text(seen.ttft)} against what it had promised"
     trials = f"trial {_numbers(seen.launches)}, fresh prompts and arrivals"
     if seen.state is ValidationState.WORSE:
         return [f"Validation failed ({trials}): {told}, more than launches differ."]
     return [f"Validated ({trials}): {told}, within what launches differ."]
-
-
-def _change(found: Difference) -> str:
-    return f"{gain(found.ratio)} [{gain(found.low)} .. {gain(found.high)}]"
 
 
 def _expected(found: Assessment, what: str) -> list[str]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from autotune.records import Trial
 from autotune.report.view import Gain, StudyView
-from autotune.report.wording import gain, printable
-from autotune.search.noise import Difference
+from autotune.report.wording import change_text, printable
 from autotune.search.objective import is_goodput
 
 COLUMN = "against today"
@@ -29,7 +28,7 @@ def gain_cell(view: StudyView, trial: Trial) -> str:
     if found is None:
         return "-"
     what = "goodput" if is_goodput([trial]) else "tok/s"
-    return f"{what} {_ratio(found.throughput)}\nTTFT {_ratio(found.ttft)}"
+    return f"{what} {change_text(found.throughput)}\nTTFT {change_text(found.ttft)}"
 
 
 def running_lines(view: StudyView) -> tuple[str, ...]:
@@ -59,8 +58,8 @@ def running_lines(view: StudyView) -> tuple[str, ...]:
         return tuple(lines)
     what = "goodput" if is_goodput([pick]) else "throughput"
     lines.append(
-        f"Promoting trial {pick.number} would change {what} per GPU by {_ratio(found.throughput)} and TTFT p95 by "
-        f"{_ratio(found.ttft)}{_noise(found)}."
+        f"Promoting trial {pick.number} would change {what} per GPU by {change_text(found.throughput)} and TTFT p95 by "
+        f"{change_text(found.ttft)}{_noise(found)}."
     )
     return tuple(lines)
 
@@ -77,18 +76,14 @@ def detail_line(view: StudyView, trial: Trial) -> str | None:
         return None
     what = "goodput" if is_goodput([trial]) else "throughput"
     return (
-        f"{what} per GPU {_ratio(found.throughput)}, TTFT p95 {_ratio(found.ttft)} against {printable(running.label)}"
-        f"{_noise(found)}"
+        f"{what} per GPU {change_text(found.throughput)}, TTFT p95 {change_text(found.ttft)} against "
+        f"{printable(running.label)}{_noise(found)}"
     )
 
 
 def _noise(found: Gain) -> str:
     real = [one for one in (found.throughput, found.ttft) if one.is_real]
     return "" if real else ", both within what launches of one config differ by"
-
-
-def _ratio(found: Difference) -> str:
-    return f"{gain(found.ratio)} [{gain(found.low)} .. {gain(found.high)}]"
 
 
 def running_document(view: StudyView) -> dict[str, Any] | None:

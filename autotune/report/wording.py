@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from autotune.records import Config, Estimate, Outcome, Trial, Value
 from autotune.search.baseline_values import starting_values
+from autotune.search.noise import Difference
 from autotune.units import format_seconds
 
 MISSING = "-"
@@ -67,6 +68,11 @@ def brief_latency(figure: Estimate | None) -> str:
 def gain(ratio: float | None) -> str:
     """A ratio to the baseline as `+25 %`, or `-`."""
     return MISSING if ratio is None else f"{(ratio - 1) * 100:+.0f} %"
+
+
+def change_text(found: Difference) -> str:
+    """A difference between two configs with its interval: `+12 % [+8 % .. +16 %]`."""
+    return f"{gain(found.ratio)} [{gain(found.low)} .. {gain(found.high)}]"
 
 
 def setting(name: str, value: Value) -> str:

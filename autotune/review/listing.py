@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from autotune.report.studies import StudyRow
@@ -20,11 +20,14 @@ def study_row(
     tally: Tally,
     places: Places,
     attempts: Callable[[str, int], Sequence[AttemptRecord]],
+    *,
+    now: datetime,
 ) -> StudyRow:
     """One study's line; `running` is what holds the study's lock now, whatever is stored.
 
     Args:
         attempts: of a study's trial, `Store.attempts`; asked of a study that runs.
+        now: aware; `elapsed_s` counts from the beginning of the running attempt to it.
     """
     holder = places.folder(study.name).holder()
     running = tally.waiting if holder else None
@@ -33,7 +36,7 @@ def study_row(
         made = attempts(study.name, running)
         if made and made[-1].transitions:
             phase = str(made[-1].transitions[-1].move.after)
-            elapsed = (datetime.now(UTC) - made[-1].started_at).total_seconds()
+            elapsed = (now - made[-1].started_at).total_seconds()
     killed = study.state == StudyState.RUNNING and holder is None
     return StudyRow(
         name=study.name,

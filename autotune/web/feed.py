@@ -207,7 +207,9 @@ class Feed:
         wanted = [name for name, pulse in pulses.items() if self._may_differ(name, pulse)]
         tallies = store.tallies(wanted) if wanted else {}
         for name in wanted:
-            row = study_row(store.study(name), tallies.get(name, Tally()), self._places, store.attempts)
+            row = study_row(
+                store.study(name), tallies.get(name, Tally()), self._places, store.attempts, now=self._now()
+            )
             told += self._study(store, row, pulses[name])
         told += self._new_promotions(store, pulses)
         return [] if first else told

@@ -22,7 +22,9 @@ STATES = ("running", "finished", "stopped", "failed", "interrupted")
 async def get_metrics(service: Service, call: Call) -> web.StreamResponse:
     """The text that Prometheus reads, in the format that it asks for."""
     none: list[StudyFigures] = []
-    figures = await service.ask(lambda store: service.figures.read(store, service.settings.places), empty=none)
+    figures = await service.ask(
+        lambda store: service.figures.read(store, service.settings.places, service.now()), empty=none
+    )
     registry = CollectorRegistry()
     registry.register(_Told(_families(service, figures)))
     encode, kind = choose_encoder(call.request.headers.get("Accept", ""))

@@ -43,9 +43,10 @@ def listing(service: Service, store: Store) -> dict[str, Any]:
 def rows(service: Service, store: Store) -> list[dict[str, Any]]:
     """One object a study."""
     tallies, pulses = store.tallies(), store.pulses()
+    places, now = service.settings.places, service.now()
     found = []
     for study in store.studies():
-        row = study_row(study, tallies.get(study.name, Tally()), service.settings.places, store.attempts)
+        row = study_row(study, tallies.get(study.name, Tally()), places, store.attempts, now=now)
         pulse, job = pulses.get(study.name), service.queue.jobs.of_study(study.name)
         found.append(
             {

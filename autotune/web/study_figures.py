@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from autotune.budget import gpu_seconds
 from autotune.records import Outcome, Trial
@@ -35,13 +36,13 @@ class FigureBook:
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, dict[str, int], float | None, float | None, float]] = {}
 
-    def read(self, store: Store, places: Places) -> list[StudyFigures]:
-        """Of the newest studies, oldest first."""
+    def read(self, store: Store, places: Places, now: datetime) -> list[StudyFigures]:
+        """Of the newest studies, oldest first, as they stand at `now` (aware)."""
         studies = store.studies()[-MOST_STUDIES:]
         pulses, tallies = store.pulses(), store.tallies([study.name for study in studies])
         figures = []
         for study in studies:
-            row = study_row(study, tallies.get(study.name, Tally()), places, store.attempts)
+            row = study_row(study, tallies.get(study.name, Tally()), places, store.attempts, now=now)
             revision = pulses[study.name].revision if study.name in pulses else ""
             known = self._found.get(study.name)
             if known is None or known[0] != revision:

@@ -99,6 +99,17 @@ def test_pages_begin_with_their_title_and_skip_no_level() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_row_is_in_a_table_with_a_head(page: Path) -> None:
+    """Rows behind an empty line are shown as text with bars."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for rows in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        head, bar, *_ = (*rows.splitlines(), "")
+        assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", bar), head
+        widths = {len(row.replace(r"\|", "").split("|")) for row in rows.splitlines()}
+        assert len(widths) == 1, f"rows of different widths: {head}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
     broken = [target for target in targets if "://" not in target and not (page.parent / target).exists()]

@@ -1,0 +1,66 @@
+"""One line of a study: who holds its lock says whether it runs, whatever is stored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from autotune.life import Event, State, Transition
+from autotune.review.listing import study_row
+from autotune.store.folder import LockHolder
+from autotune.store.listing import ListedStudy, Tally
+from autotune.store.places import Places
+from autotune.store.study_record import AttemptRecord, AttemptState, StudyState, TransitionRecord
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+TALLY = Tally(counted=3, measured=2, infeasible=1, waiting=3)
+
+
+def listed(state: StudyState) -> ListedStudy:
+    return ListedStudy(
+        name="s",
+        engine="process",
+        simulated=False,
+        state=state,
+        target_trials=9,
+        identity={"model": "m"},
+        spec={"workload": "chat"},
+        tally=TALLY,
+    )
+
+
+def attempts(study: str, trial: int) -> tuple[AttemptRecord, ...]:
+    assert (study, trial) == ("s", 3)
+    began = NOW - timedelta(seconds=42)
+    move = Transition(before=State.LAUNCHING, event=Event.READY, after=State.WARMING)
+    return (
+        AttemptRecord(
+            study=study,
+            trial=trial,
+            number=1,
+            state=AttemptState.OPEN,
+            started_at=began,
+            ended_at=None,
+            directory="d",
+            argv=(),
+            identity=None,
+            result=None,
+            transitions=(TransitionRecord(move=move, at_utc=began),),
+        ),
+    )
+
+
+def test_a_study_that_runs_tells_its_trial_and_since_when(tmp_path: Path) -> None:
+    places = Places(root=tmp_path)
+    with places.folder("s").locked(LockHolder(pid=17, started=1.0)):
+        row = study_row(listed(StudyState.RUNNING), TALLY, places, attempts, now=NOW)
+    assert (row.state, row.pid, row.trial, row.phase, row.elapsed_s) == ("running", 17, 3, "warming", 42.0)
+    assert (row.done, row.wanted, row.measured, row.infeasible) == (3, 9, 2, 1)
+
+
+@pytest.mark.parametrize(("stored", "told"), [(StudyState.RUNNING, "interrupted"), (StudyState.FINISHED, "finished")])
+def test_one_that_nobody_runs_tells_no_trial(tmp_path: Path, stored: StudyState, told: str) -> None:
+    row = study_row(listed(stored), TALLY, Places(root=tmp_path), attempts, now=NOW)
+    assert (row.state, row.pid, row.trial, row.phase, row.elapsed_s) == (told, None, None, None, None)

@@ -4,6 +4,8 @@
   `autotune list` and `autotune pareto` take, the whole process each time, the least and the median of some.
 * `--processes` processes that write trials to one study of one file, `--each` each, while a reader asks as the Optuna
   dashboard does: what was lost or written twice, errors, how long a verb took, and what SQLite says of the file.
+
+It ends with 1 where a trial was lost or written twice, a verb failed, or the file is damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,8 @@ LIMITS_S = {"list_s": 0.5, "pareto_s": 1.5}
 """What the commands may take on a study of 10,000 trials, by the project's own goal."""
 
 
-def main() -> None:
-    """Print the table."""
+def main() -> int:
+    """Print the table; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
@@ -51,7 +53,7 @@ def main() -> None:
         }
     if args.json:
         print(json.dumps(found, indent=2))
-        return
+        return int(not is_whole(found))
     print(
         f"{found['trials']:,} trials in a file of {found['file_bytes'] / 1e6:.0f} MB; least of {args.repeats}, seconds"
     )
@@ -64,6 +66,12 @@ def main() -> None:
         f"a verb takes {found['verb_p50_ms']:.1f} ms (p50), {found['verb_p99_ms']:.0f} ms (p99); "
         f"integrity_check: {found['integrity']}"
     )
+    return int(not is_whole(found))
+
+
+def is_whole(found: Mapping[str, Any]) -> bool:
+    """Whether the writers lost nothing, wrote nothing twice, met no error, and left a file that SQLite takes."""
+    return not (found["lost"] or found["duplicated"] or found["errors"]) and found["integrity"] == "ok"
 
 
 def measure_commands(folder: Path, trials: int, repeats: int) -> dict[str, Any]:
@@ -215,4 +223,4 @@ def _read(path: Path, said: Any, stop: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

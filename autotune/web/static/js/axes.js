@@ -68,11 +68,11 @@ export function xAxis({ scale, ticks, format, top, bottom, title }) {
     title ? h("text.axis", { x: right, y: bottom + 38, "text-anchor": "end" }, title) : null);
 }
 
-export function yAxis({ scale, ticks, format, left, right, title }) {
+export function yAxis({ scale, ticks, format, left, right, title, titleAt = scale.range()[1] - 14 }) {
   return h("g", { "aria-hidden": "true" },
     ticks.map((tick) => h("line.gridline", { x1: left, x2: right, y1: scale(tick), y2: scale(tick) })),
     ticks.map((tick) => h("text", { x: left - 8, y: scale(tick) + 4, "text-anchor": "end" }, format(tick))),
-    title ? h("text.axis", { x: 0, y: scale.range()[1] - 14 }, title) : null);
+    title ? h("text.axis", { x: 0, y: titleAt }, title) : null);
 }
 
 // One tip a picture, beside what it speaks of and inside the picture.

@@ -22,7 +22,7 @@ export function frontChart(study, { open, hidden = new Set() }) {
     svg.append(
       ...[watermark(study.simulated, width, box.bottom),
         xAxis({ scale: box.x, ticks: box.xTicks, format: tickSeconds, top: box.top, bottom: box.bottom, title: "p95 time to first token · log scale · left is better" }),
-        yAxis({ scale: box.y, ticks: box.yTicks, format: tickRate, left: box.left, right: box.right, title: `${study.first.axis} · up is better` })].filter(Boolean),
+        yAxis({ scale: box.y, ticks: box.yTicks, format: tickRate, left: box.left, right: box.right, title: `${study.first.axis} · up is better`, titleAt: box.narrow ? 14 : undefined })].filter(Boolean),
       zone(study, box), ...stair(study, front, box));
     const marks = [];
     const kinds = study.front.configs.map((config) => ({ config, kind: kindOf(study, config, pick) }));
@@ -119,7 +119,7 @@ export function describe(study) {
 
 function frame(study, width) {
   const narrow = width < 520;
-  const left = narrow ? 44 : 54, right = width - 14, top = 34;
+  const left = narrow ? 44 : 54, right = width - 14, top = narrow ? 58 : 34;  // on a phone the limit's grip has a row of its own
   const bottom = top + (narrow ? 290 : 400);
   const configs = study.front.configs;
   const lows = configs.map((one) => one.ttft_p95_s_interval?.[0] ?? one.ttft_p95_s);

@@ -82,7 +82,7 @@ export function loadCurves(study, chosen) {
     svg.append(...[watermark(study.simulated, width, bottom), xAxis({ scale: x, ticks: x.ticks(Math.min(8, width / 90)), format: (value) => String(Number(value.toPrecision(4))), top, bottom, title: study.goodput ? "requests/s per GPU, offered (squares: served)" : "requests/s served per GPU" }),
       yAxis({ scale: y, ticks: logTicks(low, high, 6), format: tickSeconds, left, right, title: "p95 TTFT · log scale" })].filter(Boolean));
     const limit = study.front.slo.ttft_p95_s;
-    if (limit !== null && limit > low && limit < high) svg.append(h("line.slo-line", { x1: left, x2: right, y1: y(limit), y2: y(limit) }), h("text.halo-text.limit-word", { x: right, y: y(limit) - 6, "text-anchor": "end" }, `SLO ${seconds(limit)}`));
+    if (limit !== null && limit > low && limit < high) svg.append(h("line.slo-line", { x1: left, x2: right, y1: y(limit), y2: y(limit) }), h("text.halo-text.limit-word", { x: left + 4, y: y(limit) - 6 }, `SLO ${seconds(limit)}`));
     for (const number of chosen.numbers) {
       const levels = all.filter((one) => one.number === number);
       const group = h("g", { class: chosen.colour(number) });
@@ -142,7 +142,9 @@ export function spreads(study, chosen) {
     return svg;
   }, { label: "Distribution of TTFT" });
   const holder = h("div");
-  const fill = () => replace(holder, figure, dataTable([
+  // Where some have one and others do not, it is said of which: a row that is missing would be overlooked.
+  const without = () => { const none = chosen.numbers.filter((one) => !found(one)); return none.length && none.length < chosen.numbers.length ? h("p.faint", { style: { "font-size": ".85rem" } }, `No request records of ${none.map((one) => chosen.name(one)).join(", ")}.`) : null; };
+  const fill = () => replace(holder, figure, without(), dataTable([
     { head: "trial", right: true, cell: (one) => one }, ...[5, 25, 50, 75, 90, 95, 99].map((percent) => ({ head: `p${percent}`, right: true, cell: (one) => seconds(new Map(found(one)?.quantiles ?? []).get(percent)) })), { head: "requests", right: true, cell: (one) => count(found(one)?.count) },
   ], chosen.numbers, "TTFT of each request"));
   fill();

@@ -29,6 +29,7 @@ export async function newPage(main, go) {
     field("model", "Model", models, h("input", { type: "text", required: true, placeholder: "meta-llama/Llama-3.1-8B-Instruct", autocomplete: "off", spellcheck: "false" }), { wide: true }),
     field("workload", "Workload", "Which requests arrive.", h("select", {}, options(policy.workloads, undefined, "chat"))),
     field("slo", "SLO", "What the pick must keep to; may be left empty.", h("input", { type: "text", placeholder: "ttft_p95<=500ms", autocomplete: "off", spellcheck: "false" })),
+    field("objective", "Objective", "goodput: requests/s that keep to the SLO, searched for each config.", h("select", {}, options(["throughput", "goodput"]))),
     field("trials", "Trials", "How many configs to try.", h("input", { type: "number", min: "1", step: "1", placeholder: "24" }), { read: (value) => (value ? Number(value) : undefined) }),
     field("max_time_s", "At most, minutes", "What runs then is finished.", h("input", { type: "number", min: "1", step: "any", placeholder: "no limit" }), { read: (value) => (value ? Number(value) * 60 : undefined) }),
     field("node", "Node", policy.simulated_only ? "This service simulates only." : "A node to simulate, or this one.", h("select", {}, options(policy.nodes, policy.simulated_only ? undefined : `this one (${service.node?.name ?? "unknown"})`))),

@@ -14,10 +14,10 @@ export async function queuePage(main, live) {
     const jobs = inOrder(told.jobs);
     replace(holder, told.waiting_for ? h("p.soft", { style: { "margin-bottom": "1rem" } }, told.waiting_for) : null,
       jobs.length ? table([
-        { head: "job", cell: (job) => job.id }, { head: "", cell: (job) => h("span.tag", { class: { running: "running", failed: "bad", interrupted: "bad" }[job.state] }, job.state) },
+        { head: "job", cell: (job) => h("span.nowrap", {}, job.id) }, { head: "", cell: (job) => h("span.tag", { class: { running: "running", failed: "bad", interrupted: "bad" }[job.state] }, job.state) },
         { head: "what", cell: (job) => (job.kind === "promotion" ? ["promotion ", job.deployment ?? "", " of ", link(job.study), job.trial === null ? "" : `, trial ${job.trial}`] : ["study ", link(job.study)]) },
-        { head: "place", right: true, cell: (job) => job.position ?? "–" }, { head: "asked for", cell: (job) => when(job.created_at) }, { head: "said", cell: (job) => h("span.wrapped", {}, job.message ?? "–") },
-        { head: "", cell: (job) => h("div.buttons", {}, h("button", { type: "button", "aria-label": `Log of ${job.id}`, onclick: () => jobLog(job) }, "Log"), ["queued", "running"].includes(job.state) ? h("button", { type: "button", class: "danger", "aria-label": `${job.state === "queued" ? "Take out" : "Stop"} ${job.id}`, onclick: () => end(job) }, job.state === "queued" ? "Take out" : "Stop") : null) },
+        { head: "place", right: true, cell: (job) => job.position ?? "–" }, { head: "asked for", cell: (job) => h("span.nowrap", {}, when(job.created_at)) }, { head: "said", cell: (job) => h("span.wrapped", {}, job.message ?? "–") },
+        { head: "", cell: (job) => h("div.buttons.one-row", {}, h("button", { type: "button", "aria-label": `Log of ${job.id}`, onclick: () => jobLog(job) }, "Log"), ["queued", "running"].includes(job.state) ? h("button", { type: "button", class: "danger", "aria-label": `${job.state === "queued" ? "Take out" : "Stop"} ${job.id}`, onclick: () => end(job) }, job.state === "queued" ? "Take out" : "Stop") : null) },
       ], jobs, { caption: "Jobs: what runs, what waits in its order, then what has ended", stacked: true }) : h("div.empty", {}, h("b", {}, "Nothing waits and nothing runs"), h("a.button", { href: "/new" }, "New study")));
   };
   async function end(job) {

@@ -115,6 +115,8 @@ def main() -> int:
         "with": asdict(found),
         "limit": asked.limit,
         "within": found.core <= asked.limit,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
     }
     if asked.json:
         print(json.dumps(document, indent=2))
@@ -122,7 +124,8 @@ def main() -> int:
         print(f"{'readers':>8}  {'core':>8}  {'events to each':>14}  seconds")
         for one in (alone, found):
             print(f"{one.readers:>8}  {one.core:>8.4f}  {one.events:>14}  {one.seconds:.1f}")
-        print(f"limit {asked.limit}: {'kept' if document['within'] else 'NOT kept'}")
+        kept = "kept" if document["within"] else "NOT kept"
+        print(f"limit {asked.limit}: {kept} ({document['cores']} cores, load average {document['load']:.1f})")
     return 0 if document["within"] and found.events > 0 else 1
 
 

@@ -209,6 +209,23 @@ def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service
     page.locator(".legend", has_text="runs today (prod-chat@3)").wait_for()
 
 
+def test_the_queue_stands_in_the_order_in_which_it_runs(looking: Looking, service: str) -> None:
+    page = looking(f"{service}/login")
+    order = """async (jobs) => {
+        const { inOrder } = await import('/static/js/queue.js');
+        return inOrder(jobs).map((job) => job.id);
+    }"""
+    newest_first = [
+        {"id": "f", "state": "queued", "position": 3},
+        {"id": "e", "state": "finished", "position": None},
+        {"id": "d", "state": "queued", "position": 2},
+        {"id": "c", "state": "running", "position": None},
+        {"id": "b", "state": "interrupted", "position": 1},
+        {"id": "a", "state": "failed", "position": None},
+    ]
+    assert page.evaluate(order, newest_first) == ["c", "b", "d", "f", "e", "a"]
+
+
 def test_two_trials_are_compared(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/compare?a=usual:0&b=with-slo:4"))
     page.locator("dialog[open] table", has_text="TTFT p95").wait_for()

@@ -28,7 +28,7 @@ export async function queuePage(main, live) {
 }
 
 // What runs, then what waits in the order in which it will run, then what has ended, the latest first.
-function inOrder(jobs) {
+export function inOrder(jobs) {
   const rank = (job) => (job.position !== null ? job.position : ["running", "stopping"].includes(job.state) ? 0 : Infinity);
   return [...jobs].sort((a, b) => (rank(a) === rank(b) ? 0 : rank(a) - rank(b)));
 }

@@ -21,8 +21,6 @@ from autotune.trial import TrialOrder, TrialRun
 
 HEAD = struct.Struct(">I")
 PART_BYTES = 4 << 20
-END, HURRY = b"end\n", b"hurry\n"
-"""What a node process is told on its input after the errand: stop the attempt, and stop it now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,9 +28,7 @@ from autotune.errors import AutotuneError, ClusterUnusable
 from autotune.executor.base import Assignment
 from autotune.executor.building import bound_seats, fetch_all_weights, local_executor
 from autotune.executor.errand import (
-    END,
     HEAD,
-    HURRY,
     Entered,
     Errand,
     Event,
@@ -44,6 +42,7 @@ from autotune.executor.errand import (
     read_frame,
 )
 from autotune.executor.nodes import node_here
+from autotune.executor.ray_task import WORDS
 from autotune.load.loops import new_loop
 from autotune.node.machine import cache_dir
 from autotune.node.nvml_probe import open_probe
@@ -122,7 +121,7 @@ async def _until_told(plan: StudyPlan, errand: Errand, asked: BinaryIO, tell: Te
     def hear() -> None:
         while True:
             word = asked.readline()
-            if word in (b"", END, HURRY):
+            if not word or word in WORDS.values():
                 loop.call_soon_threadsafe(work.cancel)
             if not word:
                 return

@@ -83,7 +83,7 @@ class Cluster:
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ClusterUnusable(_unreached(where, _first_line(error)), hint=_START) from None
+            raise ClusterUnusable(_unreached(where, first_line(error)), hint=_START) from None
         return cls(ray=ray)
 
     def leave(self) -> None:
@@ -175,7 +175,7 @@ def _agreed(
         try:
             answer = cluster.ray.get(reference, timeout=deadline_s + ANSWER_S)
         except cluster.ray.exceptions.RayError as error:
-            raise ClusterUnusable(f"node {one.host} did not tell its vLLM's version: {_first_line(error)}") from None
+            raise ClusterUnusable(f"node {one.host} did not tell its vLLM's version: {first_line(error)}") from None
         if isinstance(answer, AutotuneError):
             answer.message = f"on {one.host}: {answer.message}"
             raise answer
@@ -234,7 +234,8 @@ def _answers(where: str) -> None:
         raise ClusterUnusable(_unreached(where, str(error)), hint=_START) from None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the rest of Ray's traces."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 

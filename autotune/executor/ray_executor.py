@@ -34,14 +34,12 @@ from autotune.executor.errand import (
 )
 from autotune.executor.lost import Lost, lost_run
 from autotune.executor.nodes import NodeReport
-from autotune.executor.ray_cluster import Cluster
+from autotune.executor.ray_cluster import Cluster, first_line
 from autotune.executor.ray_placing import Placing
-from autotune.executor.ray_task import GOES_S, Wishes, task
+from autotune.executor.ray_task import END, GOES_S, HURRY, Wishes, task
 from autotune.planning import StudyPlan
 from autotune.records import ClockKind, EngineKind, LoadLevel, Phase
 from autotune.trial import TrialObserver, TrialRun
-
-END, HURRY = 1, 2
 
 
 class _Lost(Exception):
@@ -214,7 +212,7 @@ class RayExecutor:
                     return
             raise _Lost("its process ended without a word")
         except self._cluster.ray.exceptions.RayError as error:
-            running.events.put_nowait(_Lost(_why(error)))
+            running.events.put_nowait(_Lost(first_line(error)))
         except _Lost as error:
             running.events.put_nowait(error)
 
@@ -282,7 +280,3 @@ class RayExecutor:
                     raise StorageError(f"{running.folder / event.name}: {error.strerror or error}") from None
             case Performed() | Withdrawn() | Refused():
                 raise AssertionError("an end is not passed on")
-
-
-def _why(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

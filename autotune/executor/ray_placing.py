@@ -185,14 +185,14 @@ class Placing:
         Raises:
             ClusterUnusable: no node is left, and none came back in time.
         """
-        waited_s = time.monotonic()
+        begun_s = time.monotonic()
         while True:
             alive = self._cluster.nodes()
             here = [node for node in self.nodes if node in alive]
             if here:
                 break
             await self._welcome(alive)
-            if time.monotonic() - waited_s > GONE_S:
+            if time.monotonic() - begun_s > GONE_S:
                 hosts = ", ".join(one.host for one in self.nodes.values())
                 raise ClusterUnusable(
                     f"none of the nodes of this study is left ({hosts})",

@@ -20,7 +20,10 @@ POLL_S = 0.5
 GOES_S = 90.0
 """How long a node process that was told to end may take, beyond the grace of its server, before it is killed: what
 runs of the server then is its keeper's."""
-_SAID = (b"", b"end\n", b"hurry\n")
+END, HURRY = 1, 2
+"""How urgent it is that an attempt ends: its server is stopped as any is, or now."""
+WORDS = {END: b"end\n", HURRY: b"hurry\n"}
+"""What a node process is told of it on its input, after the errand."""
 
 
 class Wishes:
@@ -84,7 +87,7 @@ def frames(plan: bytes, errand: bytes, urgency: Callable[[], int], *, grace_s: f
                 wanted = urgency()
                 while said < wanted:
                     said += 1
-                    _say(process, _SAID[said])
+                    _say(process, WORDS[said])
     finally:
         _end(process, grace_s, reading)
     if process.returncode:

@@ -58,6 +58,7 @@ PLACEHOLDER_WITHOUT_BASELINE = (0.0, 3600.0)
 
 PREFIX = "autotune:"
 PLACEHOLDER_ATTR = PREFIX + "values_are_placeholder"
+"""Of a trial whose values nobody measured: for who reads the study with Optuna or its dashboard; nothing here does."""
 
 _SCHEMA_TRIES = 5
 

@@ -7,6 +7,7 @@ had begun. A process that it cannot find any more is begun anew, which a study t
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import sys
@@ -358,8 +359,6 @@ def _locked(folder: Path) -> IO[str]:
         StudyBusy: another service has it.
         StorageError: nothing can be written there.
     """
-    import fcntl
-
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a", encoding="ascii")

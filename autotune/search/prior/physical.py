@@ -26,6 +26,12 @@ FACTOR_SD = 0.3
 MISFIT_SDS = (0.3, 0.6)
 """How far a fitted formula is believed to stay off, per objective: what the fit must not chase."""
 
+UNKNOWN_MINUTES = 3.0
+"""Until a server is ready of which nothing can be worked out."""
+
+LEVELS = 2
+"""Load levels of a trial; the closed loop takes about as long as the fixed rate."""
+
 MISFIT_TRIALS = 2.0
 """How many trials that belief weighs as much as; the misfits that are seen correct it."""
 
@@ -208,7 +214,7 @@ class PhysicalPrior:
 
     def _resolve(self, configs: Sequence[Config]) -> _Resolved:
         version, n = version_of_text(self.vllm_version), len(configs)
-        known, spare, minutes = np.zeros(n, dtype=np.bool_), np.full(n, -1e15), np.full(n, 3.0)
+        known, spare, minutes = np.zeros(n, dtype=np.bool_), np.full(n, -1e15), np.full(n, UNKNOWN_MINUTES)
         groups: dict[ModelShape, list[tuple[int, ResolvedSettings, int]]] = {}
         gpu = min(self.node.gpus, key=lambda one: one.memory_bytes, default=None)
         for row, config in enumerate(configs):
@@ -228,7 +234,7 @@ class PhysicalPrior:
         for shape, rows in groups.items():
             places, settings, tokens = zip(*rows, strict=True)
             parts.append((np.array(places), columns_of(self.node, shape, settings, tokens, self.coefficients)))
-        minutes += 2.0 * self.offered.requests / self.offered.rate_rps / 60
+        minutes += LEVELS * self.offered.requests / self.offered.rate_rps / 60
         return _Resolved(known, tuple(parts), spare, minutes)
 
     def _simulated(self, config: Config) -> tuple[float, float] | None:

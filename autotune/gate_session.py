@@ -43,6 +43,7 @@ from autotune.search.pareto import pick
 from autotune.search.stability import assess
 from autotune.store.codec import decode
 from autotune.store.folder import LockHolder, StudyFolder
+from autotune.store.gate_files import gate_folder_name
 from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
@@ -367,7 +368,7 @@ def _seeds(trials: Sequence[Trial], study_seed: int) -> frozenset[int]:
 def _fresh(folder: StudyFolder, trial: int) -> Path:
     """A folder that no earlier verification has."""
     count = 1
-    while (path := folder.path / f"gate-{trial:04d}-{count}").exists():
+    while (path := folder.path / gate_folder_name(trial, count)).exists():
         count += 1
     return path
 

@@ -26,7 +26,7 @@ from autotune.report.view import StudyView
 from autotune.report.wording import printable
 from autotune.review.promoting import extra_of
 from autotune.store.codec import encode
-from autotune.store.gate_files import RECORD_FILE
+from autotune.store.gate_files import RECORD_FILE, gates_of
 from autotune.store.places import Places
 from autotune.verification import LAUNCH_LIMIT
 from autotune.verification_launch import MOST_LAUNCHES
@@ -88,7 +88,6 @@ def to_run(
     candidate = _candidate(view, trial)
     if asked.skip:
         return GateToRun(study=view.name, candidate=candidate, current=current)
-    folder = places.folder(view.name).path
     most = max(MOST_LAUNCHES, asked.launches) if asked.most_launches is None else asked.most_launches
     request = GateRequest(
         trial=trial.number,
@@ -96,7 +95,7 @@ def to_run(
         launches=asked.launches,
         most_launches=most,
         windows=WindowRule() if asked.windows is None else WindowRule.fixed(asked.windows),
-        again=len(list(folder.glob(f"gate-{trial.number:04d}-*"))),
+        again=len(gates_of(places.root, view.name, trial.number)),
         slo=asked.slo,
         vllm_command=asked.vllm_command,
     )

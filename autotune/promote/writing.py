@@ -37,6 +37,8 @@ def write_files(
                 staged.append((_staged(path, file), path))
             for temporary, path in staged:
                 temporary.replace(path)
+            for folder in {path.parent for _, path in targets}:
+                _kept(folder)
         finally:
             for temporary, _ in staged:
                 temporary.unlink(missing_ok=True)
@@ -131,6 +133,15 @@ def _refuse_foreign(paths: Sequence[Path], deployment: str, *, overwrite: bool) 
                 f"a folder without that file, or with the unedited file of deployment {deployment!r}",
                 hint="The file is somebody else's or was edited. Choose another --out, or give --overwrite.",
             )
+
+
+def _kept(folder: Path) -> None:
+    """Its names are on the disk: a power cut after the promotion was recorded brings no older file back."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _staged(path: Path, file: RenderedFile) -> Path:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from autotune.records import GateRecord
 from autotune.store.codec import decode
-from autotune.store.gate_files import GATE_FOLDER, RECORD_FILE
+from autotune.store.gate_files import gates_of
 from autotune.store.places import Places
 
 
@@ -28,18 +27,19 @@ class Verification:
 
 
 def verifications_of(places: Places, study: str, trial: int) -> tuple[Verification, ...]:
-    """Those of one trial, the first one first; empty where nobody verified it."""
-    found = []
-    for folder in places.folder(study).path.glob("gate-*"):
-        name = GATE_FOLDER.fullmatch(folder.name)
-        if name is not None and int(name[1]) == trial and folder.is_dir():
-            launches = sum(1 for _ in folder.glob("launch-*"))
-            found.append(Verification(count=int(name[2]), launches=launches, record=_record(folder / RECORD_FILE)))
-    return tuple(sorted(found, key=lambda one: one.count))
+    """Those of one trial, the first one first; empty where nobody verified it.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    return tuple(
+        Verification(count=one.count, launches=one.launches, record=_record(one.record))
+        for one in gates_of(places.root, study, trial)
+    )
 
 
-def _record(path: Path) -> GateRecord | None:
+def _record(text: str | None) -> GateRecord | None:
     try:
-        return decode(GateRecord, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # a record of another version is one of those
+        return None if text is None else decode(GateRecord, json.loads(text))
+    except ValueError:  # a record of another version is one of those
         return None

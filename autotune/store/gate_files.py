@@ -29,6 +29,9 @@ GATE_FOLDER = re.compile(r"gate-(\d{4,9})-([1-9]\d{0,8})", re.ASCII)
 
 RECORD_FILE = "gate.json"
 
+RECORD_LIMIT_BYTES = 16 << 20
+"""A record of forty launches takes a few hundred kilobytes; what is larger was not written by this program."""
+
 _LAUNCH = re.compile(r"launch-[1-9]\d{0,3}-(?:against|candidate)", re.ASCII)
 _IDENTITY = "server.json"
 """There while the server of a launch runs, or after whoever watched it was killed."""
@@ -59,6 +62,57 @@ class GateFile:
     def path(self) -> str:
         """Below the folder of all studies."""
         return f"{self.study}/{self.gate}/{self.launch}/{self.name}"
+
+
+def gate_folder_name(trial: int, count: int) -> str:
+    """Of the verification `count` of a trial, 1 for the first."""
+    return f"gate-{trial:04d}-{count}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateFound:
+    """One verification of a trial.
+
+    Attributes:
+        count: 1 for the first of the trial.
+        launches: that were begun.
+        record: text of its record; None where it has none, or one that cannot be read.
+    """
+
+    count: int
+    launches: int
+    record: str | None
+
+
+def gates_of(root: Path, study: str, trial: int) -> tuple[GateFound, ...]:
+    """The verifications of one trial, the first one first; empty where the study's folder is missing.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    found = []
+    for match, gate in folders_like(GATE_FOLDER, root, study):
+        if int(match[1]) == trial:
+            launches = sum(1 for name in names_in(gate, root / study / match[0]) if _LAUNCH.fullmatch(name))
+            found.append(GateFound(count=int(match[2]), launches=launches, record=_record_text(gate)))
+    return tuple(sorted(found, key=lambda one: one.count))
+
+
+def _record_text(gate: int) -> str | None:
+    try:
+        handle = os.open(RECORD_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=gate)
+    except OSError:
+        return None
+    try:
+        said = os.fstat(handle)
+        if not stat.S_ISREG(said.st_mode) or said.st_size > RECORD_LIMIT_BYTES:
+            return None
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            return file.read(RECORD_LIMIT_BYTES).decode("utf-8")
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(handle)
 
 
 def list_gate_files(root: Path, study: str) -> tuple[GateFile, ...]:

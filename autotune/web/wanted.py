@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from autotune.promote import Target
 from autotune.recipe import StudyFile
 from autotune.records import PickRule
+from autotune.verification import LAUNCH_LIMIT
+from autotune.verification_launch import LAUNCHES, MOST_LAUNCHES
 from autotune.web.policy import REFUSED_FIELDS
 
 Line = Annotated[str, Field(max_length=300, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -66,9 +68,9 @@ class NewPromotion(Wanted):
     against: Literal["current", "baseline"] | None = Field(
         default=None, description="What it is held against; default: what runs today, else the baseline."
     )
-    gate_launches: Annotated[int, Field(ge=2, le=100, multiple_of=2)] = 4
-    gate_most_launches: Annotated[int, Field(ge=2, le=100, multiple_of=2)] | None = Field(
-        default=None, description="It goes on to so many where more may decide it; default: 40."
+    gate_launches: Annotated[int, Field(ge=2, le=LAUNCH_LIMIT, multiple_of=2)] = LAUNCHES
+    gate_most_launches: Annotated[int, Field(ge=2, le=LAUNCH_LIMIT, multiple_of=2)] | None = Field(
+        default=None, description=f"It goes on to so many where more may decide it; default: {MOST_LAUNCHES}."
     )
     gate_windows: Annotated[int, Field(ge=1, le=200)] | None = None
     port: Annotated[int, Field(ge=1, le=65535)] = 8000

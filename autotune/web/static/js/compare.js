@@ -28,7 +28,7 @@ function chooser(study, a, b, go) {
   return h("section", {}, h("div.buttons", { style: { "align-items": "center" } }, h("span.faint", {}, "A: trial"), one, h("span.faint", {}, "B: trial"), other, h("button", { type: "button", onclick: () => go(Number(one.value), Number(other.value)) }, "Compare")));
 }
 
-export function comparison(found) {
+function comparison(found) {
   const value = (row, figure) => (figure === null ? MISSING : row.unit === "s" ? seconds(figure) : `${rate(figure)}${row.unit && row.unit !== "tok/s" ? ` ${row.unit}` : ""}`);
   return [
     found.differing_studies.length ? h("section", {}, h("h3", {}, "The studies differ, so the figures do not compare flags alone"), table([{ head: "", cell: (one) => one.key }, { head: "A", cell: (one) => one.a }, { head: "B", cell: (one) => one.b }], found.differing_studies, { caption: "What differs" })) : null,

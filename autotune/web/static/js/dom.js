@@ -56,12 +56,6 @@ export function announce(text) {
   if (live) live.textContent = text;
 }
 
-let ids = 0;
-export function newId(prefix) {
-  ids += 1;
-  return `${prefix}-${ids}`;
-}
-
 export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button" }, label);
   button.addEventListener("click", async () => {

@@ -101,6 +101,3 @@ export function when(iso) {
 
 export const LINKS = { nvlink: "NVLink", pcie: "PCIe", none: "none" };
 
-export const OUTCOMES = {
-  measured: "measured", infeasible: "infeasible", faulted: "faulted", abandoned: "abandoned", running: "running", void: "void",
-};

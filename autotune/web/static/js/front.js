@@ -108,7 +108,7 @@ export function frontChart(study, { open, hidden = new Set() }) {
   };
 }
 
-export function describe(study) {
+function describe(study) {
   const front = study.front.front.map((number) => study.config(number)).filter(Boolean);
   const mark = study.simulated ? "Simulated. " : "";
   if (!front.length) return `${mark}No trial was measured yet.`;

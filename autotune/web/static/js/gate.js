@@ -3,7 +3,7 @@
 import { h, table } from "./dom.js";
 import { MISSING, between, bytes, count, flagWords, gain, rate, reasonWords, seconds, share, when } from "./format.js";
 
-export const VERDICTS = { pass: ["pick", "passed"], fail: ["bad", "failed"], inconclusive: ["base", "inconclusive"], skipped: ["bad", "skipped"] };
+const VERDICTS = { pass: ["pick", "passed"], fail: ["bad", "failed"], inconclusive: ["base", "inconclusive"], skipped: ["bad", "skipped"] };
 const STATES = { held: "pick", broken: "bad", undecided: "base", not_applicable: null };
 const NAMES = { slo: "SLO", ttft_as_claimed: "TTFT as claimed" };
 const LEVELS = { throughput: "throughput", longest: "longest request", "rate-plus": "+20 % rate" };

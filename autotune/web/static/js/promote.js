@@ -96,7 +96,7 @@ export async function promoteDialog(study, number, live) {
 const JUDGED = [33, 35];
 
 // The SLO that the gate checks: as the page has it now.
-export function limitWords(study) {
+function limitWords(study) {
   const others = study.front.slo.others;
   const own = study.limit_s === null ? [] : [`ttft_p95<=${Number((study.limit_s * 1000).toPrecision(6))}ms`];
   return [...own, ...others].join(",") || undefined;

@@ -1,6 +1,6 @@
 // Where the data comes from: the service, or what a report's file has inside. Both answer the same questions.
 
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, document) {
     super(document?.detail ?? document?.title ?? `The service answered ${status}`);
     this.status = status;

@@ -34,7 +34,7 @@ export async function studiesPage(main, live) {
   });
 }
 
-export function progress(done, wanted) {
+function progress(done, wanted) {
   const part = wanted ? Math.min(1, done / wanted) : 0;
   return h("div.progress", { role: "progressbar", "aria-label": "Trials", "aria-valuemin": "0", "aria-valuemax": String(wanted ?? done), "aria-valuenow": String(done) }, h("i", { style: { width: `${part * 100}%` } }));
 }

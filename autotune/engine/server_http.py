@@ -6,6 +6,7 @@ A server that does not answer is normal here (it is starting, or dying), so each
 from __future__ import annotations
 
 import contextlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,5 +173,8 @@ class ServerDoor:
                 return _Answer(status=response.status, body=body, redirect=redirect)
         except TimeoutError:
             return _Answer(problem=f"no answer within {timeout_s:g} s")
+        except aiohttp.ClientConnectorError as error:  # its text names TLS's settings, also where there is no TLS
+            known = error.errno is not None and error.errno > 0
+            return _Answer(problem=os.strerror(error.errno or 0) if known else str(error.strerror or error))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return _Answer(problem=str(error) or type(error).__name__)

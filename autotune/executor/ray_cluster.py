@@ -83,7 +83,9 @@ class Cluster:
                 configure_logging=False,
             )
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise ClusterUnusable(_unreached(where, first_line(error)), hint=_START) from None
+            # Of no cluster at all, Ray's own words tell of an option that this program does not have.
+            why = "" if where == "auto" and isinstance(error, ConnectionError) else first_line(error)
+            raise ClusterUnusable(_unreached(where, why), hint=_START) from None
         return cls(ray=ray)
 
     def leave(self) -> None:

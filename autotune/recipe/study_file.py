@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from autotune.complaints import Complaint, complaints
 from autotune.errors import InvalidFile, InvalidOption, UnknownName
 from autotune.life import LONGEST_PAUSE_S
 from autotune.recipe.asked import (
@@ -155,22 +156,19 @@ def study_arguments(raw: object, source: str) -> dict[str, Any]:
     try:
         parsed = StudyFile.model_validate(raw)
     except ValidationError as error:
-        raise _as_invalid_file(source, error) from None
+        raise _as_invalid_file(source, complaints(error, raw)[0]) from None
     if parsed.numbers is not None and parsed.workload is not None:
         raise InvalidFile(source, "numbers", parsed.workload, "either numbers or workload, which says what is sent")
     return _as_arguments(parsed)
 
 
-def _as_invalid_file(source: str, error: ValidationError) -> InvalidFile:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
+def _as_invalid_file(source: str, first: Complaint) -> InvalidFile:
+    if first.kind == "extra_forbidden":
         inner: dict[str, type[BaseModel]] = {"load": LoadFile, "numbers": NumbersFile, "quality": QualityFile}
-        found = inner.get(str(first["loc"][0]), StudyFile) if len(first["loc"]) > 1 else StudyFile
-        fields = found.model_fields
-        return InvalidFile(source, key, str(first["loc"][-1]), f"keys {', '.join(fields)}")
-    seen = "(not shown)" if key.startswith("notify_") else first.get("input")
-    return InvalidFile(source, key, seen, first["msg"].removeprefix("Value error, "))
+        found = inner.get(str(first.place[0]), StudyFile) if len(first.place) > 1 else StudyFile
+        return InvalidFile(source, first.key, str(first.place[-1]), f"keys {', '.join(found.model_fields)}")
+    seen = "(not shown)" if first.key.startswith("notify_") else first.seen
+    return InvalidFile(source, first.key, seen, first.allowed)
 
 
 _CONVERTED = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from autotune.errors import SchemaMismatch, StorageError, StorageLocked
 
@@ -20,6 +23,9 @@ BUSY_TIMEOUT_S = 60.0
 
 WRITE = {"autotune_write": True}
 """Execution options of a connection that is going to write: it takes the write lock when its transaction begins."""
+
+_WAL_VERSIONS = b"\x02\x02"
+"""Bytes 18 and 19 of a database in WAL mode (fileformat2.html 1.3)."""
 
 NETWORK_FILESYSTEMS = frozenset({"nfs", "nfs3", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "beegfs"})
 """SQLite's WAL needs memory shared between processes and byte locks that work; these promise neither."""
@@ -95,7 +101,8 @@ def connect(location: Location, *, create: bool, busy_timeout_s: float = BUSY_TI
     with translated(location):
         if location.path is not None:
             _prepare_file(location, location.path, create=create)
-            engine = _sqlite(location.url, busy_timeout_s)
+            closed = not create and not os.access(location.path.parent, os.W_OK)
+            engine = _closed_sqlite(location.path, busy_timeout_s) if closed else _sqlite(location.url, busy_timeout_s)
         else:
             engine = _postgresql(location, busy_timeout_s)
         try:
@@ -125,8 +132,31 @@ def _prepare_file(location: Location, path: Path, *, create: bool) -> None:
         )
 
 
-def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": busy_timeout_s})
+def _closed_sqlite(path: Path, busy_timeout_s: float) -> Engine:
+    """A database in a folder that cannot be written; each transaction finds out anew whether somebody else writes.
+
+    To read one in WAL mode SQLite makes two files beside it (wal.html 5, "Read-Only Databases"), unless it is told that
+    nobody writes. Who does has a `-wal` there for as long, and then it needs to be told nothing.
+    """
+    file = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro"
+
+    def opened() -> sqlite3.Connection:
+        still = "" if Path(f"{path}-wal").exists() or not _has_wal(path) else "&immutable=1"
+        return sqlite3.connect(f"{file}{still}", uri=True, timeout=busy_timeout_s, check_same_thread=False)
+
+    return _sqlite(URL.create("sqlite"), busy_timeout_s, creator=opened, poolclass=NullPool)
+
+
+def _has_wal(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(20)[18:] == _WAL_VERSIONS
+    except OSError:
+        return False  # SQLite says what is wrong with it
+
+
+def _sqlite(url: URL, busy_timeout_s: float, **further: Any) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": busy_timeout_s}, **further)
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, _record: Any) -> None:
@@ -247,7 +277,8 @@ _REASONS: tuple[tuple[tuple[str, ...], type[StorageError], str, str], ...] = (
         ("unable to open",),
         StorageError,
         "the database cannot be opened",
-        "Check that it is a file and that its folder can be written.",
+        "Check that it is a file and that its folder can be written; one with a `-wal` beside it is read where both "
+        "are copied to such a folder.",
     ),
     (
         ("disk i/o error",),

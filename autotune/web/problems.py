@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import ValidationError
 
+from autotune.complaints import complaints
 from autotune.engine.redaction import redact_prose
 from autotune.errors import AutotuneError, BadInput, ExitCode, InvalidFile, InvalidOption, StudyMismatch, UnknownName
 
@@ -110,18 +111,18 @@ def refusal_of(error: AutotuneError) -> Refused:
 MOST_FAULTS = 20
 
 
-def invalid(error: ValidationError, where: str) -> Refused:
+def invalid(error: ValidationError, raw: object, where: str) -> Refused:
     """A query or body that is not what the document says.
 
     Args:
+        raw: the query or body.
         where: `the query` or `the body`, for the message.
     """
     faults = []
-    for one in error.errors()[:MOST_FAULTS]:
-        key = ".".join(str(part) for part in one["loc"])
-        secret = key.partition(".")[0] in ("token", "notify_command", "notify_url")
-        seen = None if secret or one["type"] == "missing" else shown(one.get("input"))
-        faults.append(Fault(key=shown_text(key), value=seen, allowed=one["msg"].removeprefix("Value error, ")))
+    for one in complaints(error, raw)[:MOST_FAULTS]:
+        secret = one.key.partition(".")[0] in ("token", "notify_command", "notify_url")
+        seen = None if secret or one.kind == "missing" else shown(one.seen)
+        faults.append(Fault(key=shown_text(one.key), value=seen, allowed=one.allowed))
     first = faults[0]
     value = f" {first.value}" if first.value is not None else ""
     return Refused(

@@ -211,7 +211,7 @@ def test_a_dead_address(tmp_path: Path) -> None:
         for scheme in ("http", "https"):
             ended = run(tmp_path, "measure", "--url", f"{scheme}://127.0.0.1:{port}", *QUICK)
             assert ended.code == ExitCode.SERVER_UNUSABLE
-            assert "cannot be reached" in ended.err
+            assert f"{port} cannot be reached: Connection refused\n" in ended.err
             assert len(ended.err.splitlines()) == 2
 
 

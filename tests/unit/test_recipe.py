@@ -199,3 +199,18 @@ def test_study_files_by_path_or_name(tmp_path: Path) -> None:
 def test_every_error_is_ours(tmp_path: Path) -> None:
     with pytest.raises(AutotuneError):
         find_study_file(str(tmp_path / "none.yaml"), ())
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("1000", "1000 is not accepted; allowed: Input should be 'auto', or less than or equal to 64"),
+        ("node", "'node' is not accepted; allowed: Input should be 'auto', or a valid integer"),
+    ],
+)
+def test_a_key_of_several_kinds_is_named_as_it_was_written_with_all_that_it_may_be(tmp_path, said, shown):
+    file = tmp_path / "s.yaml"
+    file.write_text(f"model: m/n\nparallel: {said}\n")
+    with pytest.raises(InvalidFile) as caught:
+        read_study_file(file)
+    assert f"at parallel: {shown}" in caught.value.message

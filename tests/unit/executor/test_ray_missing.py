@@ -36,3 +36,16 @@ def test_a_cluster_that_is_not_there_is_known_at_once() -> None:
         with pytest.raises(ClusterUnusable, match=f"127.0.0.1:{port} is not reached") as caught:
             Cluster.join(f"127.0.0.1:{port}")
     assert "ray start" in caught.value.hint
+
+
+def test_where_no_cluster_is_the_error_names_no_option_of_rays_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray", reason="the extra [ray] is not installed")
+
+    def init(**_said: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance. Please set the `--address` flag")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterUnusable) as caught:
+        Cluster.join(None)
+    assert caught.value.message == "no Ray cluster is found here"

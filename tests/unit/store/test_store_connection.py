@@ -51,6 +51,28 @@ def test_looking_at_a_file_changes_no_byte_of_it(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.db"]
 
 
+@pytest.fixture
+def closed(monkeypatch, tmp_path):
+    """The folder cannot be written, also for root, whom no mode stops."""
+    really = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path and really(path, mode))
+
+
+def test_a_database_in_a_folder_that_cannot_be_written_is_read_and_followed(tmp_path, closed):
+    path = tmp_path / "a%20{b}?.db"
+    with Store.open(path) as store:
+        store.create_or_resume_study(samples.spec())
+    with Store.open(path, create=False) as looker:
+        assert looker.trials(samples.spec().name) == ()
+        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]  # what SQLite makes to read a WAL
+        with Store.open(path) as store:
+            samples.add_trial(store, 0, samples.measured())
+            assert [trial.number for trial in looker.trials(samples.spec().name)] == [0]
+        assert [trial.number for trial in looker.trials(samples.spec().name)] == [0]
+        with pytest.raises(StorageError, match="cannot be written"):
+            looker.create_or_resume_study(samples.spec(name="other"))
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -165,7 +165,14 @@ def _places(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Where temporary files go, as `tempfile` finds it, and where they may go otherwise."""
     named = [environ[name] for name in _TEMPORARY if environ.get(name)]
     found = dict.fromkeys(Path(place).absolute() for place in (*named[:1], *SHARED_PLACES))
-    return tuple(place for place in found if place.is_dir() and os.access(place, os.W_OK | os.X_OK))
+    return tuple(place for place in found if _may_make_folders(place))
+
+
+def _may_make_folders(place: Path) -> bool:
+    try:
+        return place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+    except OSError:  # a name that is too long, or below what this user may not enter
+        return False
 
 
 def _in(place: Path, marker: str) -> Path:

@@ -103,6 +103,12 @@ def test_only_a_folder_of_this_user_and_of_that_name_is_taken_away(short_tmp: Pa
     assert not (short_tmp / NAME).exists()
 
 
+def test_a_temporary_directory_that_cannot_even_be_looked_at_is_none() -> None:
+    named = {"TMPDIR": f"/tmp/{'y' * 300}"}  # longer than a name may be
+    assert private_folder(MARKER, named, {}) == private_folder(MARKER, {}, {})
+    remove_private_folder(MARKER, named)
+
+
 def test_no_folder_without_a_place(no_shared_tmp: None, tmp_path: Path) -> None:
     missing = {"TMPDIR": str(tmp_path / "missing")}
     assert private_folder(MARKER, missing, {}) == PrivateFolder()

@@ -145,6 +145,9 @@ async def _received(request: web.Request) -> bytes:
         raise Refused(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported-media-type", "the body is encoded; allowed: plain JSON"
         )
+    if (request.content_length or 0) > request.client_max_size:
+        # Who says so beforehand is told before it is sent.
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()

@@ -243,6 +243,16 @@ class TestLimits:
             status, found = await client.post(f"{API}/studies", {"model": "x" * 3000})
             assert (status, found["type"]) == (413, "urn:autotune:problem:body-too-large")
 
+    async def test_a_body_that_says_that_it_will_be_long_is_not_waited_for(self, tmp_path: Path) -> None:
+        async with serving(ServeSettings(places=Places(root=tmp_path))) as client:
+            reader, writer = await asyncio.open_connection("127.0.0.1", client.client.port)
+            writer.write(
+                f"POST {API}/studies HTTP/1.1\r\nHost: 127.0.0.1:{client.client.port}\r\nConnection: close\r\n"
+                "Content-Type: application/json\r\nContent-Length: 999999999\r\n\r\n".encode()
+            )
+            assert b" 413 " in await asyncio.wait_for(reader.readline(), route.BODY_S / 2)
+            writer.close()
+
     async def test_an_address_asks_so_often(self, tmp_path: Path) -> None:
         clock = Clock()
         limits = Limits(rate_rps=2.0, burst=3)

@@ -255,7 +255,9 @@ def test_gp_without_its_libraries_says_what_to_install():
 def test_gp_where_its_libraries_are():
     for library in ("torch", "scipy"):
         pytest.importorskip(library, reason="an extra of gp's, of gigabytes, that is not installed here")
-    assert len(run(Proposer(CONDITIONAL, "gp", 1), 12, budget=12)) == 12
+    proposed = [trial.config for trial in run(Proposer(CONDITIONAL, "gp", 1), 12, budget=12)]
+    assert len(set(proposed)) == len(proposed) == CONDITIONAL.size  # all there are, none twice, then no more
+    assert len(run(Proposer(FLAT, "gp", 1), 12, budget=12)) == 12
 
 
 @pytest.mark.parametrize(

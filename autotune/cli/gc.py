@@ -113,7 +113,7 @@ def gc(
         _print(plan, done)
     if done is not None and done.errors:
         raise StorageError(
-            f"{len(done.errors)} of {_count(plan)} files could not be deleted; the first: {done.errors[0]}",
+            f"{len(done.deleted)} of {_count(plan)} files were deleted; the first that could not be: {done.errors[0]}",
             hint="Make the studies folder writable, then run the same command again.",
         )
 

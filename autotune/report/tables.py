@@ -59,7 +59,7 @@ def study_report(view: StudyView) -> Group:
         parts += brief_lines(view.explanation, view.name)
     parts += doubt_lines(view)
     if view.directory:
-        parts.append(Text(f"Written to {printable(view.directory)}"))
+        parts.append(Text(f"Logs and requests lie in {printable(view.directory)}"))
     return Group(*parts)
 
 

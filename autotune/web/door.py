@@ -8,6 +8,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.typedefs import Handler
 from aiohttp.web_protocol import RequestHandler
 
@@ -67,11 +68,19 @@ class _Speaker(RequestHandler):
     ) -> web.StreamResponse:
         """Logs as aiohttp does; what was sent is not repeated."""
         super().handle_error(request, status, exc, message)
-        response = _malformed(status).response()
+        response = (_too_long() if isinstance(exc, LineTooLong) else _malformed(status)).response()
         response.headers.update(HEADERS)
         response.headers["Server"] = "autotune"
         response.force_close()
         return response
+
+
+def _too_long() -> Refused:
+    return Refused(
+        HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+        "head-too-large",
+        "the request's line or one of its headers is longer than is read",
+    )
 
 
 def _malformed(status: int) -> Refused:

@@ -363,7 +363,11 @@ def _locked(folder: Path) -> IO[str]:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a", encoding="ascii")
     except OSError as error:
-        raise StorageError(f"{folder / 'lock'}: {error.strerror}") from None
+        raise StorageError(
+            f"{folder / 'lock'}: {error.strerror}",
+            hint="The service keeps its queue there: give a --studies-dir that can be written. To look only, "
+            "`autotune report STUDY` writes one file wherever you like.",
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -69,9 +69,8 @@ async def test_headers_that_do_not_end_are_waited_for_so_long_and_who_was_answer
         b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
         b"GET / HTTP/1.1\r\nHost: localhost\r\nno colon here\r\n\r\n",
         b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
-    ids=["version", "tls", "header", "length", "long"],
+    ids=["version", "tls", "header", "length"],
 )
 async def test_what_is_no_http_is_answered_with_a_problem(sent: bytes) -> None:
     async with behind(Door()) as port, AsyncExitStack() as stack:
@@ -82,6 +81,23 @@ async def test_what_is_no_http_is_answered_with_a_problem(sent: bytes) -> None:
         assert b"Content-Type: application/problem+json" in head
         assert b"X-Content-Type-Options: nosniff" in head
         assert json.loads(body)["type"] == "urn:autotune:problem:malformed-request"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n",
+    ],
+    ids=["line", "header"],
+)
+async def test_a_head_that_is_too_long_is_called_that(sent: bytes) -> None:
+    async with behind(Door()) as port, AsyncExitStack() as stack:
+        reader, writer = await connect(stack, port)
+        writer.write(sent)
+        head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+        assert head.split()[1] == b"431"
+        assert json.loads(body)["type"] == "urn:autotune:problem:head-too-large"
 
 
 async def test_more_connections_than_the_door_lets_in_are_closed_and_room_is_given_back() -> None:

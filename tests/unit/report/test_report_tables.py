@@ -56,7 +56,7 @@ def test_the_report_ends_a_study() -> None:
     assert "Pick: trial 1 (knee, not yet validated): most throughput within ttft_p95<=500ms" in text
     assert "throughput per GPU +40 %, TTFT p95 -54 %" in text
     assert "7 trials: 4 measured, 1 infeasible, 1 faulted" in text
-    assert "Written to studies/llama-chat" in text
+    assert "Logs and requests lie in studies/llama-chat" in text
     front = as_text(front_table(study()))
     assert [front.index(f"{rate}") for rate in ("2,100", "2,600", "1,500")] == sorted(
         front.index(f"{rate}") for rate in ("2,100", "2,600", "1,500")

@@ -179,12 +179,16 @@ def _sqlite(url: URL, busy_timeout_s: float, **further: Any) -> Engine:
     return engine
 
 
+IN_UTF8 = {"client_encoding": "utf8"}
+"""For psycopg: a database that was made under the C locale is in SQL_ASCII, and would answer with bytes."""
+
+
 def _postgresql(location: Location, busy_timeout_s: float) -> Engine:
     try:
         return create_engine(
             location.url,
             pool_pre_ping=True,
-            connect_args={"options": f"-c lock_timeout={int(busy_timeout_s * 1000)}"},
+            connect_args={**IN_UTF8, "options": f"-c lock_timeout={int(busy_timeout_s * 1000)}"},
         )
     except ImportError as error:
         raise StorageError(

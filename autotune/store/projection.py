@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import SchemaMismatch, StorageError
 from autotune.records import Outcome, Trial, Value
-from autotune.store.connection import Location, storage_error, translated
+from autotune.store.connection import IN_UTF8, Location, storage_error, translated
 from autotune.store.repository import Store
 from autotune.store.study_record import StudyRecord
 
@@ -306,7 +306,9 @@ def _storage(location: Location, busy_timeout_s: float) -> RDBStorage:
     # Doubled braces: Optuna formats the URL like a template.
     url = location.url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
     options: dict[str, Any] = (
-        {"pool_pre_ping": True} if location.path is None else {"connect_args": {"timeout": busy_timeout_s}}
+        {"pool_pre_ping": True, "connect_args": dict(IN_UTF8)}
+        if location.path is None
+        else {"connect_args": {"timeout": busy_timeout_s}}
     )
     for attempt in range(1, _SCHEMA_TRIES + 1):
         try:

@@ -33,6 +33,7 @@ from autotune.records import (
 from autotune.store.archive import export_study, import_study
 from autotune.store.archive_file import open_archive
 from autotune.store.listing import Tally
+from autotune.store.projection import sync
 from autotune.store.repository import Store
 from autotune.store.study_record import (
     AttemptState,
@@ -365,6 +366,27 @@ def test_several_writers_number_their_trials_without_gaps(store, study):
     trials = store.trials(study)
     assert [trial.number for trial in trials] == list(range(20))
     assert {trial.result for trial in trials} == {MEASURED}
+
+
+def test_a_postgresql_database_of_no_encoding_is_read_and_written(postgres_url):
+    """As `initdb` makes them where no locale is set; the driver answers with bytes there unless it is told."""
+    import psycopg
+
+    url = f"{postgres_url.rpartition('/')[0]}/of_no_encoding"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE of_no_encoding TEMPLATE template0 ENCODING 'SQL_ASCII'")
+    try:
+        with Store.open(url, now=Ticks()) as store:
+            name = store.create_or_resume_study(replace(SPEC, name="naïve-学习")).name
+            trial = begin(store, name, None)
+            store.finish_trial(name, trial.number, MEASURED)
+            assert sync(store, name) == 1
+        with Store.open(url) as store:
+            assert [one.name for one in store.studies()] == ["naïve-学习"]
+            assert store.trials(name)[0].result == MEASURED
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP DATABASE of_no_encoding WITH (FORCE)")
 
 
 def test_a_study_goes_from_one_database_to_the_other(store, study, tmp_path):

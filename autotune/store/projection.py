@@ -173,6 +173,16 @@ def sync(store: Store, name: str) -> int:
         return projection.sync(name)
 
 
+def make_tables(database: str, busy_timeout_s: float) -> None:
+    """Our tables and Optuna's, where they are missing: a dashboard does not start on a database without them.
+
+    Raises:
+        StorageError: as `Store.open` and `Projection.open`.
+    """
+    with Store.open(database, busy_timeout_s=busy_timeout_s) as store, Projection.open(store):
+        pass
+
+
 def placeholder_values(trials: Sequence[Trial]) -> tuple[float, float]:
     """What infeasible trials show for values they do not have: (tokens/s per GPU, seconds), worse than the baseline."""
     baseline = _objectives(trials[0]) if trials else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,11 +11,12 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TypeVar
 
-from autotune.errors import ExitCode, UnknownName
+from autotune.errors import AutotuneError, ExitCode, UnknownName
 from autotune.recipe import NAME_PATTERN
 from autotune.records import PickRule
 from autotune.report.view import StudyView
 from autotune.review.views import view_of
+from autotune.store.connection import locate
 from autotune.store.repository import Store
 from autotune.web.feed import Feed
 from autotune.web.job_view import queue_document
@@ -29,6 +31,8 @@ from autotune.web.study_figures import FigureBook
 from autotune.web.tokens import Sessions
 
 T = TypeVar("T")
+
+log = logging.getLogger("autotune.web")
 
 KEPT_VIEWS = 6
 TOLD_ENDED = 5
@@ -139,12 +143,20 @@ class Service:
         self.feed.ring()
 
     async def start(self) -> None:
-        """Take over the queue.
+        """Take over the queue; make the tables of a database that is no file, for a dashboard that starts with it.
 
         Raises:
             StudyBusy: another service has it.
         """
         await self.queue.start()
+        places = self.settings.places
+        if places.storage is not None and locate(places.storage).path is None:
+            from autotune.store.projection import make_tables  # Optuna, which nothing else here needs at once
+
+            try:
+                await asyncio.to_thread(make_tables, places.storage, places.busy_timeout_s)
+            except AutotuneError as error:  # its own requests say so, and end when the database is there
+                log.warning("the database's tables are not made: %s", error.message)
 
     async def close(self) -> None:
         """End what was begun: streams first, then what runs on the node, then the store."""

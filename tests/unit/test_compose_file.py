@@ -37,6 +37,10 @@ def test_it_starts_the_database_the_service_and_the_dashboard(document: dict[str
         assert document["services"][name]["depends_on"]["postgres"]["condition"] == "service_healthy"
 
 
+def test_the_dashboard_waits_for_who_makes_the_tables(document: dict[str, Any]) -> None:
+    assert document["services"]["dashboard"]["depends_on"]["service"]["condition"] == "service_healthy"
+
+
 def test_ports_are_published_on_loopback_only(document: dict[str, Any]) -> None:
     ports = [port for service in document["services"].values() for port in service.get("ports", [])]
     assert len(ports) == 4

@@ -54,19 +54,24 @@ def main() -> int:
     if args.json:
         print(json.dumps(found, indent=2))
         return int(not is_whole(found))
-    print(
-        f"{found['trials']:,} trials in a file of {found['file_bytes'] / 1e6:.0f} MB; least of {args.repeats}, seconds"
-    )
+    print("\n".join(told(found, args.repeats)))
+    return int(not is_whole(found))
+
+
+def told(found: Mapping[str, Any], repeats: int) -> list[str]:
+    """The lines of the table."""
+    lines = [f"{found['trials']:,} trials in a file of {found['file_bytes'] / 1e6:.0f} MB; least of {repeats}, seconds"]
     for name in ("list_s", "status_s", "pareto_s", "pareto_slo_s"):
-        goal = f"  goal {LIMITS_S[name]:g}: {'met' if found[name] <= LIMITS_S[name] else 'missed'}" * (name in LIMITS_S)
-        print(f"  {name:14}{found[name]:7.2f}  median {found[f'{name}_median']:.2f}{goal}")
-    print(
+        limit = LIMITS_S.get(name)
+        goal = "" if limit is None else f"  goal {limit:g}: {'met' if found[name] <= limit else 'missed'}"
+        lines.append(f"  {name:14}{found[name]:7.2f}  median {found[f'{name}_median']:.2f}{goal}")
+    lines.append(
         f"{found['processes']} processes, {found['written']} trials in {found['writing_s']:.1f} s beside a reader "
         f"({found['reads']} reads): {found['lost']} lost, {found['duplicated']} twice, {len(found['errors'])} errors; "
         f"a verb takes {found['verb_p50_ms']:.1f} ms (p50), {found['verb_p99_ms']:.0f} ms (p99); "
         f"integrity_check: {found['integrity']}"
     )
-    return int(not is_whole(found))
+    return lines
 
 
 def is_whole(found: Mapping[str, Any]) -> bool:

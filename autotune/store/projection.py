@@ -106,7 +106,7 @@ class Projection:
         """
         stored = self._store.study(name)
         trials = self._store.trials(name)
-        times = self._store.trial_times(name)
+        times = self._store.trial_times(name)  # read later: somebody may have finished or begun one in between
         with _optuna_errors(self._store.location):
             study = self._studies.get(name) or self._open_study(stored)
             self._studies[name] = study
@@ -114,9 +114,10 @@ class Projection:
             self._refuse_foreign(name, known, trials)
             placeholder = placeholder_values(trials)
             changed = 0
-            for trial, (begun, finished) in zip(trials, times, strict=True):
+            for trial, (begun, finished) in zip(trials, times, strict=False):
                 if trial.number >= len(known):
-                    study.add_trial(_frozen(trial, stored, placeholder, begun, finished))
+                    ended = None if trial.result is None else finished
+                    study.add_trial(_frozen(trial, stored, placeholder, begun, ended))
                     changed += 1
                 elif known[trial.number].state is TrialState.RUNNING and trial.result is not None:
                     self._finish(study, known[trial.number], trial, placeholder)

@@ -153,6 +153,21 @@ def test_sync_is_idempotent_and_incremental(store, load):
     assert trial.user_attrs[PLACEHOLDER_ATTR] is True
 
 
+def test_a_trial_that_another_program_ends_or_begins_meanwhile(store, load, monkeypatch):
+    """Trials are read before their times: one may have ended, and one may have been begun, in between."""
+    samples.add_trial(store, 0, samples.measured(), params=BASE)
+    samples.add_trial(store, 1, None, params=choice(64))
+    before = store.trials("s")
+    store.finish_trial("s", 1, samples.measured())
+    samples.add_trial(store, 2, None, params=choice(128))
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(store, "trials", lambda name: before)
+        assert sync(store, "s") == 2
+    assert [trial.state.name for trial in load().trials] == ["COMPLETE", "RUNNING"]
+    assert sync(store, "s") == 2
+    assert [trial.state.name for trial in load().trials] == ["COMPLETE", "COMPLETE", "RUNNING"]
+
+
 @pytest.mark.parametrize("stop_after", [1, 2, 3, 5, 8])
 def test_a_sync_that_is_cut_off_is_completed_by_the_next(store, load, stop_after):
     class Killed(BaseException):

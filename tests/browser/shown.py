@@ -22,7 +22,9 @@ def ready(page: Any) -> Any:
 
 def expect_pick(page: Any, number: int | None, where: str = "") -> None:
     """Waits until this trial is recommended, or none is."""
-    title = expect(page.locator(".verdict h2").first, where or None)
+    heading = page.locator(".verdict h2").first
+    expect(heading).to_be_visible()  # what is not there says "Pick" neither
+    title = expect(heading, where or None)
     if number is None:
         title.not_to_contain_text("Pick: trial")
     else:

@@ -142,7 +142,7 @@ def run_list(
     with (
         Store.open(str(folder / "autotune.db")) as store,
         Projection.open(store) as projection,
-        closing(RayExecutor(plan, Cluster.join(address), folder, watch.note, pace=1.0 / scale)) as executor,
+        closing(RayExecutor(plan, Cluster.join(address), folder, watch.note, pace=lambda _: 1.0 / scale)) as executor,
     ):
         executor.placing.limit_to(nodes)
         run = StudyRun(

@@ -68,7 +68,7 @@ class RayExecutor:
     Args:
         folder: of the study; it exists.
         tell: one line for the operator.
-        pace: see `Errand`.
+        pace: of an attempt, by its trial; see `Errand`. Asked as it is sent to its node.
 
     Attributes:
         performed: (trial, Ray's id of the node) of every attempt.
@@ -81,7 +81,7 @@ class RayExecutor:
         folder: Path,
         tell: Callable[[str], None],
         *,
-        pace: float = 0.0,
+        pace: Callable[[int], float] = lambda _: 0.0,
     ) -> None:
         """Ask the nodes.
 
@@ -179,9 +179,8 @@ class RayExecutor:
         order = replace(assignment.order, launch=replace(assignment.order.launch, directory=folder))
         bundle = self.placing.bundle(assignment)
         shared = None if assignment.seat is None or not self.floor.shares_nodes else int(bundle["GPU"])
-        errand = Errand(
-            trial=assignment.trial, order=order, shares_folder=node.reads, pace=self._pace, shared_gpus=shared
-        )
+        pace = self._pace(assignment.trial)
+        errand = Errand(trial=assignment.trial, order=order, shares_folder=node.reads, pace=pace, shared_gpus=shared)
         running = _Running(observer=observer, node=node, folder=folder, key=secrets.token_hex(8))
         there = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
         remote = self._cluster.ray.remote(num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_retries=0)

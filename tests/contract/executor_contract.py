@@ -57,11 +57,15 @@ class Watcher:
 
 @dataclass
 class Bench:
-    """An executor, and the study's folder; `pace_s` is about how long an attempt lasts at least."""
+    """An executor, and the study's folder.
+
+    `hold` has a trial's next attempt last until it is ended, where an executor's are real seconds long.
+    """
 
     executor: Executor
     folder: Path
     begun: int = 0
+    hold: Callable[[int], None] = lambda _: None
 
     def assignment(self, config: Config = FINE) -> Assignment:
         self.begun += 1
@@ -140,8 +144,9 @@ def test_as_many_at_once_as_the_floor_has_room_for(benched: Benched) -> None:
 
 def test_a_cancelled_attempt_passes_that_on_and_leaves_room_for_the_next(benched: Benched) -> None:
     async def scenario(bench: Bench) -> None:
-        watcher = Watcher()
-        task = asyncio.ensure_future(bench.executor.perform(bench.assignment(), watcher))
+        watcher, assignment = Watcher(), bench.assignment()
+        bench.hold(assignment.trial)
+        task = asyncio.ensure_future(bench.executor.perform(assignment, watcher))
         await watcher.reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -40,6 +40,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 NODE = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 80_000_000}
 PACE = 0.012
 """A simulated start of 80 s takes a second."""
+SHARED_PACE = 0.06
+"""Five seconds, in which a busy machine starts four workers."""
+HELD = 2.0
+"""It takes minutes: what is to be ended before its end never reaches that, however slow the machine."""
 START_S = 180.0
 """Nothing waits so long but where something is broken: a busy machine needs a while to start a dozen processes."""
 GPU_SERVER = f"{sys.executable} {Path(__file__).parent / 'gpu_server.py'} serve"
@@ -108,24 +112,39 @@ def plan_for(folder: Path, **values: Any) -> StudyPlan:
     return make_plan(Recipe(**{**defaults, **values}), here)
 
 
+class Paces:
+    """How fast attempts go: the next one of a held trial as good as not at all."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+    def __call__(self, trial: int) -> float:
+        if trial not in self.held:
+            return PACE
+        self.held.remove(trial)
+        return HELD
+
+
 @contextmanager
-def ray_executor(rays: Rays, folder: Path, plan: StudyPlan, pace: float) -> Iterator[tuple[RayExecutor, list[str]]]:
+def ray_executor(
+    rays: Rays, folder: Path, plan: StudyPlan, paces: Callable[[int], float] = lambda _: PACE
+) -> Iterator[tuple[RayExecutor, list[str]]]:
     told: list[str] = []
     folder.mkdir(parents=True, exist_ok=True)
-    with closing(RayExecutor(plan, Cluster.join(rays.address), folder, told.append, pace=pace)) as executor:
+    with closing(RayExecutor(plan, Cluster.join(rays.address), folder, told.append, pace=paces)) as executor:
         yield executor, told
 
 
 @pytest.fixture(scope="module")
 def benched(rays: Rays, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benched]:
     """One executor for the suite: connecting and asking all nodes takes a second or two."""
-    folder = tmp_path_factory.mktemp("ray")
-    with ray_executor(rays, folder / "studies", plan_for(folder), PACE) as (executor, _), asyncio.Runner() as runner:
+    folder, paces = tmp_path_factory.mktemp("ray"), Paces()
+    with ray_executor(rays, folder / "studies", plan_for(folder), paces) as (executor, _), asyncio.Runner() as runner:
         begun = [0]
 
         def run(scenario: Callable[[Bench], Awaitable[None]]) -> None:
             async def whole() -> None:
-                bench = Bench(executor=executor, folder=folder / "studies", begun=begun[0])
+                bench = Bench(executor=executor, folder=folder / "studies", begun=begun[0], hold=paces.held.add)
                 await executor.take()
                 await scenario(bench)
                 begun[0] = bench.begun
@@ -183,11 +202,12 @@ def test_a_trial_whose_worker_is_killed_is_done_elsewhere_and_nothing_is_lost(
     rays: Rays, tmp_path: Path, own_postgres_url: str
 ) -> None:
     plan = plan_for(tmp_path, trials=3, repeats=1, load=LoadChoice(concurrency=4, rate_rps=20.0, requests=16))
-    killer = Killer()
+    killer, paces = Killer(), Paces()
+    paces.held.add(1)
     with (
         Store.open(own_postgres_url) as store,
         Projection.open(store) as projection,
-        ray_executor(rays, tmp_path / "s", plan, PACE) as (executor, _),
+        ray_executor(rays, tmp_path / "s", plan, paces) as (executor, _),
     ):
         run = StudyRun(
             plan=plan,
@@ -245,7 +265,7 @@ def test_trials_share_nodes_and_what_is_recommended_was_measured_alone(rays: Ray
     with (
         Store.open(str(tmp_path / "autotune.db")) as store,
         Projection.open(store) as projection,
-        ray_executor(rays, tmp_path / "s", plan, PACE) as (executor, _),
+        ray_executor(rays, tmp_path / "s", plan, lambda _: SHARED_PACE) as (executor, _),
     ):
         run = StudyRun(
             plan=plan,
@@ -263,7 +283,8 @@ def test_trials_share_nodes_and_what_is_recommended_was_measured_alone(rays: Ray
     assert sum(trial.counted for trial in trials) == 6
     assert all(trial.measured and trial.gpus == 1 for trial in trials)
     beside = [trial for trial in trials if not trial.alone]
-    assert {trial.result.neighbours for trial in beside if trial.result} == {1}  # on its node, of up to three at once
+    neighbours = {trial.result.neighbours for trial in beside if trial.result}
+    assert 1 in neighbours <= {0, 1}  # on its node, of up to three at once; the last ones may have had none
     assert trials[0].alone
     assert [trial.origin for trial in trials].count(Origin.PROBE) == 1
     assert max(listener.at_once.values()) >= 3
@@ -274,15 +295,16 @@ def test_trials_share_nodes_and_what_is_recommended_was_measured_alone(rays: Ray
 
 
 def test_a_node_that_goes_is_left_for_another(rays: Rays, tmp_path: Path) -> None:
-    plan = plan_for(tmp_path)
+    plan, paces = plan_for(tmp_path), Paces()
     extra = rays.cluster.add_node(**NODE)
-    with ray_executor(rays, tmp_path / "s", plan, PACE) as (executor, _):
+    with ray_executor(rays, tmp_path / "s", plan, paces) as (executor, _):
 
         async def scenario() -> None:
             bench = Bench(executor=executor, folder=tmp_path / "s")
             assignment = replace(bench.assignment(), host=os.uname().nodename)
             lost_on = executor.placing._lost  # so that it runs on the extra one
             lost_on[assignment.trial] = {node.node_id for node in rays.nodes}
+            paces.held.add(assignment.trial)
             watcher = Watcher()
             lost = asyncio.ensure_future(executor.perform(assignment, watcher))
             await watcher.reached.wait()
@@ -323,7 +345,7 @@ class Tuner:
             *("study", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--workload", "tiny", "--space", "scheduler"),
             *("--engine", "process", "--vllm-command", GPU_SERVER, "--executor", "ray"),
             *("--ray-address", self.address, "--name", "s", "--trials", "3", "--repeats", "0", "--sampler", "random"),
-            *("--load", "concurrency=4,rate=20,requests=32", "--", "--sim-start-s", "0.6", "--sim-stop-s", "0.2"),
+            *("--load", "concurrency=4,rate=20,requests=64", "--", "--sim-start-s", "0.6", "--sim-stop-s", "0.2"),
         ]
         with (self.folder / "err").open("ab") as err:
             return subprocess.Popen(

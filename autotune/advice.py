@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.bottleneck import Limit
-from autotune.load.workload import guide_model_len
+from autotune.load.model_len import guide_model_len
 from autotune.node.defaults import ResolvedSettings
 from autotune.records import BF16_CAPABILITY, FP8_CAPABILITY, FailureClass, Link, ModelShape, Node, Value
 from autotune.units import format_bytes

@@ -32,7 +32,8 @@ from autotune.node.probe import cpu_node, detect_node
 from autotune.planning import StudyPlan, Surroundings
 from autotune.planning.flag_checks import check_config
 from autotune.planning.stored import StoredPlan, stored_plan
-from autotune.quality import PromptSet, load_prompts, lossy_changes
+from autotune.quality.lossy import lossy_changes
+from autotune.quality.prompts import PromptSet, load_prompts
 from autotune.records import EngineKind, GateRecord, GateSide, LoadPlan, Origin, Quality, QualityState, Slo, Trial
 from autotune.scheduling.seats import Seats
 from autotune.search.again import seed_of

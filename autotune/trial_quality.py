@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.engine.base import Server
-from autotune.quality import PromptSet, compare, read_answers, write_answers
+from autotune.quality.answers import read_answers, write_answers
+from autotune.quality.compare import compare
+from autotune.quality.prompts import PromptSet
 from autotune.records import Quality, QualityState, QualityThresholds
 
 DEADLINE_S = 300.0

@@ -13,7 +13,7 @@ from autotune.engine.base import Engine, LaunchPlan, Milestone, ServerIdentity
 from autotune.errors import StorageError
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.workload import Workload
-from autotune.quality import PromptSet
+from autotune.quality.prompts import PromptSet
 from autotune.records import (
     GateLaunch,
     GateLevel,

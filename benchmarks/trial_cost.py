@@ -46,7 +46,8 @@ from autotune.executor.local import LocalExecutor
 from autotune.load.growing import Looks
 from autotune.load.loops import new_loop
 from autotune.planning import Surroundings, make_plan
-from autotune.quality import Answers, QualityPrompt
+from autotune.quality.answers import Answers
+from autotune.quality.prompts import QualityPrompt
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Caveat, ClockKind, EngineKind, LevelRole, LoadLevel, PlannedRequest, ServerFacts, Trial
 from autotune.scheduling.seats import Seats

@@ -44,9 +44,7 @@ def pareto(
     from autotune.cli.console import output_console
     from autotune.cli.stores import opened
     from autotune.errors import InvalidOption
-    from autotune.report.csv_view import trials_csv
     from autotune.report.grid import print_to
-    from autotune.report.json_view import study_document
     from autotune.report.tables import study_report, trials_table
     from autotune.review.views import brief_view_of, view_of
 
@@ -63,8 +61,12 @@ def pareto(
     if picture is not None:
         _draw(view, stored, picture)
     if as_json:
+        from autotune.report.json_view import study_document
+
         typer.echo(json.dumps(study_document(view), indent=2))
     elif as_csv:
+        from autotune.report.csv_view import trials_csv
+
         typer.echo(trials_csv(view, view.trials), nl=False)
     else:
         print_to(output_console(), study_report(view))

@@ -27,7 +27,8 @@ from autotune.records import (
 if TYPE_CHECKING:
     # The store knows a server's identity from here, and `autotune list` must not wait for what measures.
     from autotune.load.growing import Looks
-    from autotune.quality import Answers, QualityPrompt
+    from autotune.quality.answers import Answers
+    from autotune.quality.prompts import QualityPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

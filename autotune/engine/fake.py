@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from autotune.engine.base import DriveResult, LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.engine.virtual_time import VirtualTime
 from autotune.load.growing import Looks, Waits, growth_of
-from autotune.quality import Answer, Answers, QualityPrompt
+from autotune.quality.answers import Answer, Answers
+from autotune.quality.prompts import QualityPrompt
 from autotune.records import (
     Caveat,
     ClockKind,

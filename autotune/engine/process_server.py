@@ -26,7 +26,8 @@ from autotune.load.prompts import Prompt
 from autotune.load.tokenizing import TextTokenizer
 from autotune.load.workloads import Api
 from autotune.node.probe import GpuProbe
-from autotune.quality import Answers, QualityPrompt
+from autotune.quality.answers import Answers
+from autotune.quality.prompts import QualityPrompt
 from autotune.records import (
     Caveat,
     Failure,

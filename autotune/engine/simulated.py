@@ -17,7 +17,8 @@ from autotune.load.arrivals import default_stagger_s
 from autotune.load.growing import Looks
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate, estimate
-from autotune.quality import Answers, QualityPrompt
+from autotune.quality.answers import Answers
+from autotune.quality.prompts import QualityPrompt
 from autotune.records import (
     Arrivals,
     Caveat,

@@ -23,9 +23,6 @@ TEMPLATE_TOKENS = 64
 PROMPT_MARGIN = 1.02
 """A made-up prompt is within 2 % of the length asked for (prompts.render_prompt)."""
 
-GUIDE_MODEL_LENS = (8_192, 16_384, 32_768, 65_536, 131_072)
-"""The operators' guide rounds the longest request up to one of the first three; doubled on for longer ones."""
-
 
 class Api(StrEnum):
     """Which OpenAI endpoint the requests go to."""
@@ -192,12 +189,6 @@ def check_lengths(workload: Workload, max_model_lens: Iterable[int]) -> tuple[Le
         for length in sorted(set(max_model_lens))
         if length < needed
     )
-
-
-def guide_model_len(needed: int) -> int:
-    """The guide's `max-model-len` (G7) for a longest request of `needed` tokens: the next of GUIDE_MODEL_LENS, beyond
-    the last of them the need itself."""
-    return next((length for length in GUIDE_MODEL_LENS if length >= needed), needed)
 
 
 def workload_fingerprint(workload: Workload) -> str:

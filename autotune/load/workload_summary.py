@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.load.arrivals import open_level
+from autotune.load.model_len import guide_model_len
 from autotune.load.requests import plan_caveats, plan_requests, reachable_share, reachable_tokens
 from autotune.load.traces import burstiness
-from autotune.load.workload import Workload, guide_model_len
+from autotune.load.workload import Workload
 from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, PlannedRequest
 
 MOST_REQUESTS = 20_000

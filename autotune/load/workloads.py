@@ -18,7 +18,6 @@ from autotune.load.workload import (
     Turns,
     Workload,
     check_lengths,
-    guide_model_len,
     workload_fingerprint,
 )
 from autotune.load.workload_yaml import workload_of
@@ -34,7 +33,6 @@ __all__ = [
     "Workload",
     "builtin_workloads",
     "check_lengths",
-    "guide_model_len",
     "load_workload",
     "parse_workload",
     "workload_fingerprint",

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.planning.plan import StudyPlan
-from autotune.quality import PromptSet, load_prompts, lossy_changes, lossy_names
+from autotune.quality.lossy import lossy_changes, lossy_names
+from autotune.quality.prompts import PromptSet, load_prompts
 from autotune.recipe import QualityChoice
 from autotune.records import QualityState, Trial
 from autotune.search.space import SearchSpace

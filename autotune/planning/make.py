@@ -9,7 +9,7 @@ from autotune.engine.command import VllmCommand, choose_command, resolve_command
 from autotune.engine.flag_cache import HELP_DEADLINE_S, known_flags
 from autotune.engine.flags import AcceptedFlags
 from autotune.errors import InvalidOption, UnknownName
-from autotune.load.workload import guide_model_len
+from autotune.load.model_len import guide_model_len
 from autotune.load.workloads import Workload
 from autotune.node.catalogue import variants_of
 from autotune.node.gpus import parse_node_name

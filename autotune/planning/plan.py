@@ -14,7 +14,8 @@ from autotune.load.ramp import most_ttft_requests
 from autotune.load.workloads import Workload, workload_fingerprint
 from autotune.node.probe import GpuProbe
 from autotune.planning.effective import Effective
-from autotune.quality import PromptSet, lossy_names
+from autotune.quality.lossy import lossy_names
+from autotune.quality.prompts import PromptSet
 from autotune.recipe import LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, ModelShape, Node, Objective, PickRule, Slo, Value
 from autotune.scheduling.packing import Demand

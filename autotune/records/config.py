@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -139,6 +139,17 @@ class Config:
     def of(cls, values: Mapping[str, Value]) -> Config:
         """A config from a mapping; order of keys does not matter."""
         return cls(params=tuple(sorted(values.items())))
+
+    @classmethod
+    def stored(cls, params: Iterable[tuple[str, Value]], known: str) -> Config:
+        """A config whose hash was worked out and kept when it was stored; it is not worked out again.
+
+        Args:
+            params: in order of their names.
+        """
+        config = cls(params=tuple(params))
+        config.__dict__["hash"] = known
+        return config
 
     def __iter__(self) -> Iterator[tuple[str, Value]]:
         return iter(self.params)

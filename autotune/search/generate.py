@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.engine.flags import AcceptedFlags
 from autotune.errors import NoFeasibleConfig
-from autotune.load.workload import guide_model_len
+from autotune.load.model_len import guide_model_len
 from autotune.records import ModelShape, Node, Value
 from autotune.search.generate_core import core_parameters, layout_tries
 from autotune.search.generate_secondary import secondary_parameters

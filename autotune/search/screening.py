@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from autotune.records import Estimate, Trial
 from autotune.search.drift import undrifted
 from autotune.search.noise import Difference, difference, run_noise
+from autotune.search.remembered import remembered
 
 Pair = tuple[Estimate, Estimate]
 """Throughput per GPU and p95 TTFT."""
@@ -46,6 +47,7 @@ def decisive(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     return tuple(trial for trial in trials if trial.alone or trial.config.hash not in alone)
 
 
+@remembered
 def comparable(trials: Sequence[Trial]) -> Mapping[int, Pair]:
     """Both figures of each measured trial by its number, as if it had been measured alone at the study's beginning."""
     found = undrifted(trials)

@@ -25,6 +25,10 @@ NARROWEST = 0.5
 ROWS_AT_ONCE = 256
 """Values looked at together: more do not fit a processor's cache."""
 
+NEAR = 8.0
+"""Of many values, parts of the mixture that are further from one than its own part by so many standard deviations are
+left out for it: less than 1e-13 of it belongs to them."""
+
 GRID = 60
 ROUNDS = 200
 
@@ -62,7 +66,8 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     if len(values) == 1:  # nothing to be compared with
         return (Shrunken(mean=values[0], sd=float(variances[0]) ** 0.5),)
     part = float(np.median(v)) * NARROWEST**2
-    seen_y, seen_v, counts = _cells(y, v, part) if len(values) > large else (y, v, np.ones_like(y))
+    many = len(values) > large
+    seen_y, seen_v, counts = _cells(y, v, part) if many else (y, v, np.ones_like(y))
     # Equal figures stay several centres: what starts with which weight does not depend on rounding.
     centres = np.concatenate([seen_y[:, 0], np.linspace(y.min(), y.max(), GRID)])
     likelihood = _likelihood(seen_y, seen_v, part, centres)
@@ -74,11 +79,22 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
         weights = weights * (likelihood * (counts / total)).sum(axis=0) / held.sum()
     shared = likelihood * weights
     shared = shared / shared.sum(axis=1, keepdims=True)
-    found: list[Shrunken] = []
+    rows_of = np.argsort(y[:, 0]) if many else np.arange(len(y))  # neighbours together have the fewest parts near them
+    found: dict[int, Shrunken] = {}
     for first in range(0, len(y), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        found += _posterior(y[rows], v[rows], part, (centres, weights), (shared, held))
-    return tuple(found)
+        rows = rows_of[first : first + ROWS_AT_ONCE]
+        near = _near(y[rows], v[rows], part, centres, seen_y) if many else slice(None)
+        some = _posterior(y[rows], v[rows], part, (centres[near], weights[near]), (shared[:, near], held))
+        found.update(zip(rows.tolist(), some, strict=True))
+    return tuple(found[row] for row in range(len(y)))
+
+
+def _near(y: _Column, v: _Column, part: float, centres: NDArray[np.float64], cells: _Column) -> NDArray[np.bool_]:
+    """Which parts some of the values may belong to; `cells` are the values that the mixture was fitted to."""
+    own = np.abs(y - cells[np.searchsorted(cells[:, 0], y[:, 0]).clip(0, len(cells) - 1)]).max()
+    reach = own + NEAR * float(np.sqrt(v.max() + part))
+    near: NDArray[np.bool_] = (centres >= y.min() - reach) & (centres <= y.max() + reach)
+    return near
 
 
 def _posterior(

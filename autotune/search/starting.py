@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.errors import NoFeasibleConfig
-from autotune.load.workload import guide_model_len
+from autotune.load.model_len import guide_model_len
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.memory import MemoryEstimate
 from autotune.records import FP8_CAPABILITY, Config, ModelShape, Node, Value

@@ -134,7 +134,8 @@ def _read_trials(session: Session, study_id: int, levels: Mapping[int, Sequence[
     counts = select(AttemptRow.trial_id, func.count()).where(AttemptRow.trial_id.in_(of_study))
     launches: dict[int, int] = {trial: count for trial, count in session.execute(counts.group_by(AttemptRow.trial_id))}  # noqa: C416 - typed so
     trials = select(
-        *(TrialRow.id, TrialRow.number, cast(TrialRow.config, Text), TrialRow.origin, TrialRow.gpus),
+        *(TrialRow.id, TrialRow.number, cast(TrialRow.config, Text), TrialRow.config_hash, TrialRow.origin),
+        TrialRow.gpus,
         *(TrialRow.repeat_of, TrialRow.why, TrialRow.outcome, TrialRow.failure_class),
         _parts(session, TrialRow.result, ("clock", "simulated", "goodput", "early", "quality")),
         cast(TrialRow.result["phase_seconds"], Text),
@@ -221,7 +222,7 @@ def _ending(parts: str) -> _Ending:
 def _trial(
     row: Sequence[Any], ending: Callable[[str], _Ending], launches: int, levels: tuple[Measurement, ...]
 ) -> Trial:
-    _, number, config, origin, gpus, repeat_of, why, outcome, failure, parts, phases = row
+    _, number, config, known, origin, gpus, repeat_of, why, outcome, failure, parts, phases = row
     result = None
     if outcome is not None:
         ended = ending(parts)
@@ -238,7 +239,7 @@ def _trial(
         )
     return Trial(
         number=number,
-        config=Config(params=tuple((name, value) for name, value in _parsed(config)["params"])),
+        config=Config.stored(((name, value) for name, value in _parsed(config)["params"]), known),
         origin=_ORIGINS[origin],
         gpus=gpus,
         attempts=launches,

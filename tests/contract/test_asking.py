@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from autotune.engine.asking import ask_server
-from autotune.quality import QualityPrompt
+from autotune.quality.prompts import QualityPrompt
 
 PROMPTS = (
     QualityPrompt(name="001", subject="code", text="def f("),

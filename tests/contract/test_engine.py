@@ -22,7 +22,7 @@ from autotune.load.growing import Waits
 from autotune.load.workloads import Api
 from autotune.node.gpus import parse_node_name
 from autotune.node.model_shape import load_shape
-from autotune.quality import load_prompts
+from autotune.quality.prompts import load_prompts
 from autotune.records import (
     Arrivals,
     Config,

@@ -14,7 +14,7 @@ from autotune.errors import InvalidOption
 from autotune.load.arrival_windows import WindowRule
 from autotune.load.measure import summarise
 from autotune.load.workloads import load_workload
-from autotune.quality import load_prompts
+from autotune.quality.prompts import load_prompts
 from autotune.records import (
     Arrivals,
     ClockKind,

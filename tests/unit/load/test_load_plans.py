@@ -14,6 +14,7 @@ from trace_samples import MOONCAKE, SHAREGPT
 
 from autotune.load.arrivals import trace_schedule
 from autotune.load.lengths import Lengths
+from autotune.load.model_len import guide_model_len
 from autotune.load.requests import open_conversations, plan_caveats, plan_requests, reachable_share
 from autotune.load.talks import interleave
 from autotune.load.traces import RawRow, burstiness, make_trace
@@ -22,7 +23,6 @@ from autotune.load.workloads import (
     Turns,
     Workload,
     check_lengths,
-    guide_model_len,
     load_workload,
     workload_fingerprint,
 )

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.quality import Answer, compare, lossy_changes, lossy_names
+from autotune.quality.answers import Answer
+from autotune.quality.compare import compare
+from autotune.quality.lossy import lossy_changes, lossy_names
 from autotune.records import Config, Quality, QualityState, QualityThresholds
 
 LOOSE = QualityThresholds(perplexity_ratio=10.0, logprob_gap=10.0, agreement=0.0)

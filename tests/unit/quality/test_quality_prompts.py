@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from autotune.errors import InvalidFile
-from autotune.quality import Answer, Answers, load_prompts, read_answers, write_answers
+from autotune.quality.answers import Answer, Answers, read_answers, write_answers
+from autotune.quality.prompts import load_prompts
 
 OWN = {"output_tokens": 8, "prompts": [{"subject": "law", "text": "The contract ends"}, {"text": "Two plus two is"}]}
 

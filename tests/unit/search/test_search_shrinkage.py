@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.search import shrinkage
 from autotune.search.shrinkage import shrunken
 
 
@@ -95,3 +96,14 @@ def test_many_values_are_fitted_in_cells_that_give_the_same() -> None:
     # What it is for: the best are no longer too good.
     best = np.argsort(values)[-20:]
     assert abs(np.mean([cells[k].mean for k in best]) - truth[best].mean()) < 0.5 * noise.mean()
+
+
+def test_parts_that_are_far_from_a_value_have_no_say_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    truth = np.where(rng.random(900) < 0.002, -300.0, rng.normal(0.0, 0.2, 900))  # its cells are wider than the noise
+    noise = rng.uniform(0.005, 0.05, 900)
+    values, variances = (truth + rng.normal(0, noise)).tolist(), (noise**2).tolist()
+    near = shrunken(values, variances)
+    monkeypatch.setattr(shrinkage, "NEAR", np.inf)
+    for one, other in zip(near, shrunken(values, variances), strict=True):
+        assert (one.mean, one.sd) == pytest.approx((other.mean, other.sd), rel=1e-10)

@@ -63,6 +63,7 @@ def test_front_pick_and_every_figure_are_those_of_the_full_records(store: Store)
         for name in ("number", "config", "origin", "gpus", "attempts", "repeat_of", "why"):
             assert getattr(one, name) == getattr(other, name)
         assert [type(value) for _, value in one.config] == [type(value) for _, value in other.config]
+        assert one.config.hash == Config.of(one.config.as_dict()).hash
     for limit in Slo.of(**{metric.value: 0.5 for metric in SloMetric}).limits:
         assert [limited(point, brief, limit) for point in points(brief)] == [
             limited(point, full, limit) for point in points(full)

@@ -53,16 +53,23 @@ def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl
         settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StorageError(f"{settings.folder}: {error.strerror}") from None
-    logging.getLogger("aiohttp.server").addFilter(_is_ours)
+    logging.getLogger("aiohttp.server").addFilter(is_ours)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     asyncio.run(_run(settings, say, tls))
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """What is no HTTP was answered with 400, and is no event of the service: scanners send it by the thousand."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+def is_ours(record: logging.LogRecord) -> bool:
+    """What is no HTTP is no event of the service, in a head that was answered with 400 or in a body that nobody wanted:
+    scanners send it by the thousand."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
+
+
+def runner_of(app: web.Application) -> web.AppRunner:
+    """What serves the application. Bodies stay as they were sent: encoded ones are refused, and aiohttp would unpack
+    gigabytes of zeros to throw them away."""
+    return web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, auto_decompress=False)
 
 
 async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSLContext | None) -> None:
@@ -72,7 +79,7 @@ async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSL
         loop.add_signal_handler(number, stopped.set)
     app, door = make_app(settings), Door()
     app.middlewares.insert(0, door.listen)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = runner_of(app)
     server: asyncio.Server | None = None
     try:
         await runner.setup()

@@ -40,18 +40,22 @@ def listing(service: Service, store: Store) -> dict[str, Any]:
     return {"schema": SCHEMA, "studies": rows(service, store)}
 
 
-def rows(service: Service, store: Store) -> list[dict[str, Any]]:
-    """One object a study."""
-    tallies, pulses = store.tallies(), store.pulses()
+def rows(service: Service, store: Store, *, study: str | None = None) -> list[dict[str, Any]]:
+    """One object a study; with `study` that one's alone, and nothing is counted of the others.
+
+    Raises:
+        UnknownName: there is no such study.
+    """
+    pulses, tallies = store.pulses(), store.tallies(None if study is None else [study])
     places, now = service.settings.places, service.now()
     found = []
-    for study in store.studies():
-        row = study_row(study, tallies.get(study.name, Tally()), places, store.attempts, now=now)
-        pulse, job = pulses.get(study.name), service.queue.jobs.of_study(study.name)
+    for one in store.studies() if study is None else [store.study(study)]:
+        row = study_row(one, tallies.get(one.name, Tally()), places, store.attempts, now=now)
+        pulse, job = pulses.get(one.name), service.queue.jobs.of_study(one.name)
         found.append(
             {
                 **asdict(row),
-                "created_at": study.created_at.isoformat(),
+                "created_at": one.created_at.isoformat(),
                 "revision": pulse.revision if pulse else "",
                 "job": job.id if job else None,
             }
@@ -151,7 +155,7 @@ async def get_summary(service: Service, call: Call) -> Answer:
 
     def made(store: Store) -> dict[str, Any]:
         study, load = store.study(path.name), store.get_load_plan(path.name)
-        row = next(one for one in rows(service, store) if one["name"] == path.name)
+        (row,) = rows(service, store, study=path.name)
         slo = asked_slo(study.spec, None)
         return {
             **row,

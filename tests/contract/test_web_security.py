@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from web_service import STUDY, serving, studies_in
 
 from autotune.errors import InvalidFile, InvalidOption
 from autotune.store.places import Places
 from autotune.web import route, tokens
+from autotune.web.app import make_app
 from autotune.web.pages import STATIC
 from autotune.web.problems import Refused
-from autotune.web.running import OneLine
+from autotune.web.running import OneLine, is_ours, runner_of
 from autotune.web.security import HEADERS, Buckets, check_host, check_site, host_name
 from autotune.web.settings import Limits, ServeSettings, is_loopback
 
@@ -306,6 +311,52 @@ class TestLimits:
             )
             assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
             writer.close()
+
+
+@asynccontextmanager
+async def as_run(folder: Path) -> AsyncIterator[int]:
+    """The service behind what `autotune serve` runs it with; its port."""
+    runner = runner_of(make_app(settings_in(folder)))
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+GZIP = gzip.compress(b'{"model": "x"}')
+ENCODED = {
+    "whole": (b"Content-Encoding: gzip\r\nContent-Length: %d" % len(GZIP), GZIP),
+    "cut": (b"Content-Encoding: gzip\r\nContent-Length: %d" % (len(GZIP) - 6), GZIP[:-6]),
+    "no gzip": (b"Content-Encoding: gzip\r\nContent-Length: 7", b"no gzip"),
+    "deflate": (b"Content-Encoding: deflate\r\nTransfer-Encoding: chunked", b"7\r\nno gzip\r\n0\r\n\r\n"),
+}
+"""The rest of a head, and the body, which is sent once the head was answered."""
+
+
+@pytest.mark.parametrize(
+    ("token", "sent", "status"),
+    [
+        *(pytest.param(TOKEN, sent, b"415", id=f"encoded: {name}") for name, sent in ENCODED.items()),
+        *(pytest.param("wrong", sent, b"401", id=f"not asked for: {name}") for name, sent in ENCODED.items()),
+    ],
+)
+async def test_a_body_that_nobody_wants_is_no_event_of_the_service(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, token: str, sent: tuple[bytes, bytes], status: bytes
+) -> None:
+    head, body = sent
+    async with as_run(tmp_path) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        line = b"POST /api/v1/studies HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        writer.write(line + b"Authorization: Bearer " + token.encode() + b"\r\n" + head + b"\r\n\r\n")
+        assert (await reader.readline()).split()[1] == status
+        # What follows is answered once the body was taken in and thrown away; or nothing more is.
+        writer.write(body + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        with suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+    assert [record.getMessage() for record in caplog.records if is_ours(record)] == []
 
 
 def test_the_log_of_the_service_has_a_line_for_each_record() -> None:

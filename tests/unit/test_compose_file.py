@@ -86,6 +86,15 @@ def test_everything_worth_keeping_lies_in_a_named_volume(document: dict[str, Any
     assert mounted == set(document["volumes"])
 
 
+@pytest.mark.parametrize("name", ["tuner", "service"])
+def test_what_is_slow_to_make_outlives_the_container(document: dict[str, Any], name: str) -> None:
+    service = document["services"][name]
+    places = {mount.split(":")[1] for mount in service["volumes"]}
+    caches = ["AUTOTUNE_CACHE_DIR", "HF_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"]
+    for variable in caches:
+        assert any(Path(service["environment"][variable]).is_relative_to(place) for place in places), variable
+
+
 def test_the_stages_that_are_built_exist(document: dict[str, Any]) -> None:
     dockerfile = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, flags=re.MULTILINE))

@@ -154,7 +154,7 @@ def deal(seed: int, number: int) -> Deal:
             keeper_too=chance.random() < 0.3,
             pause_s=chance.choice([0.0, 0.0, chance.uniform(0.0, 1.0)]),
         )
-        for place in range(1 if number % 3 else 2)
+        for place in range(2 if number % 3 == 0 and not first.tight else 1)  # as a second deadline
     ]
     stranger = chance.uniform(0.5, 2.0) if number % 4 == 1 else 0.0
     return Deal(number=number, faults=tuple(trials), kills=tuple(kills), stranger=stranger)

@@ -67,6 +67,7 @@ class ServerIdentity:
         pgid: process group of the server itself; None before it was started.
         marker: random token in the environment of every process we start (AUTOTUNE_MARKER).
         host: name of the machine it runs on; empty for the tuner's own.
+        folder: that the server has to itself (private_folders.py); empty for none, and before it was started.
     """
 
     pid: int
@@ -74,6 +75,7 @@ class ServerIdentity:
     pgid: int | None
     marker: str
     host: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

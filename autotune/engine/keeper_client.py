@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -135,6 +135,7 @@ class Keeper:
         """
         inherited = {name: value for name, value in self._environ.items() if name not in what.unset}
         private = private_folder(self._identity.marker, inherited, what.env)
+        self._identity = replace(self._identity, folder="" if private.path is None else str(private.path))
         line = keeper.Order(
             argv=list(what.argv),
             env={**private.env, **what.env} | {MARKER_NAME: self._identity.marker, KEEP_ENVIRON: "1"},
@@ -216,9 +217,7 @@ class Keeper:
     def _heard(self, name: str, event: Mapping[str, object]) -> None:
         if name == "started":
             pgid = int(str(event["pgid"]))
-            self._identity = ServerIdentity(
-                pid=self._identity.pid, started=self._identity.started, pgid=pgid, marker=self._identity.marker
-            )
+            self._identity = replace(self._identity, pgid=pgid)
             self._answered.set_result(None)
         elif name == "failed":
             number = event.get("errno")

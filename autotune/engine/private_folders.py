@@ -81,9 +81,14 @@ def private_folder(marker: str, inherited: Mapping[str, str], added: Mapping[str
     return PrivateFolder(path=path, env=env) if str(path) in env.values() else PrivateFolder()
 
 
-def remove_private_folder(marker: str, environ: Mapping[str, str]) -> None:
-    """Take away what a server left, none of whose processes runs any more; what is not there, or not ours, is fine."""
-    for place in _places(environ):
+def remove_private_folder(marker: str, environ: Mapping[str, str], stored: str = "") -> None:
+    """Take away what a server left, none of whose processes runs any more; what is not there, or not ours, is fine.
+
+    Args:
+        stored: the folder as its launch had it, which this environment's temporary directory may no longer lead to.
+    """
+    places = (*_places(environ), *([Path(stored).parent] if Path(stored).is_absolute() else []))
+    for place in places:
         folder = _in(place, marker)
         if _NAME.fullmatch(folder.name) and _is_ours(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +192,7 @@ def _is_ours(folder: Path) -> bool:
     """A real folder of this user, which nobody else can have made."""
     try:
         found = folder.lstat()
-    except OSError:
+    except (OSError, ValueError):  # a stored name may hold a NUL
         return False
     return folder.is_dir() and not folder.is_symlink() and found.st_uid == os.getuid()
 

@@ -89,7 +89,7 @@ def reap(
                 signal_exact(process, signal.SIGTERM)
         sleep(POLL_S)
     if not alive:
-        remove_private_folder(identity.marker, os.environ)
+        remove_private_folder(identity.marker, os.environ, identity.folder)
     return ReapReport(
         found=tuple(known.values()),
         killed=len(killed),

@@ -64,6 +64,7 @@ def study_document(view: StudyView) -> dict[str, Any]:
         "node": view.node,
         "slo": str(view.slo) if view.slo else None,
         "running": running_document(view),
+        "running_problem": view.running_problem,
         "directory": view.directory,
     }
 

@@ -32,8 +32,11 @@ def gain_cell(view: StudyView, trial: Trial) -> str:
 
 
 def running_lines(view: StudyView) -> tuple[str, ...]:
-    """What runs today, and what promoting the pick would change; none where nothing of this model was promoted."""
+    """What runs today, and what promoting the pick would change, or why that cannot be told; none where nothing of
+    this model was promoted."""
     running = view.running
+    if view.running_problem is not None:
+        return (f"What runs today cannot be told: {printable(view.running_problem)}",)
     if running is None:
         return ()
     from_where = f"trial {running.trial} of study {printable(running.study)}"

@@ -50,7 +50,8 @@ def as_text(renderable: RenderableType, *, width: int = 120) -> str:
 def study_report(view: StudyView) -> Group:
     """How a study ends: what it was, the front, the pick with its reason and gain, where everything lies."""
     parts: list[RenderableType] = [heading(view), front_table(view), counts_line(view), *pick_lines(view)]
-    parts += [Text("\n".join(running_lines(view)) + "\n")] if view.running else []
+    today = running_lines(view)
+    parts += [Text("\n".join(today) + "\n")] if today else []
     parts += lost_lines(view)
     parts += limit_lines(view)
     if view.explanation is not None:

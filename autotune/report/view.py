@@ -98,7 +98,8 @@ class StudyView:
         lossy: parameters that the space says may change answers.
         directory: where the raw files lie.
         explanation: what the study has learnt, where its short version is to be shown.
-        running: what runs today of this model; None where nothing was promoted.
+        running: what runs today of this model; None where nothing was promoted, or nothing can be told.
+        running_problem: why it cannot be told.
         detailed: full records of some trials by number, where `trials` are outlines.
     """
 
@@ -118,6 +119,7 @@ class StudyView:
     background: Background | None = None
     explanation: Explanation | None = None
     running: Running | None = None
+    running_problem: str | None = None
     detailed: Mapping[int, Trial] = field(default_factory=dict)
 
     def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:

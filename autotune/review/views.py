@@ -119,7 +119,11 @@ def outlined_view_of(store: Store, study: StudyRecord, places: Places, *, slo: s
 def _made(
     store: Store, study: StudyRecord, places: Places, trials: tuple[Trial, ...], limit: Slo | None, rule: PickRule
 ) -> StudyView:
-    spec = study.spec
+    spec, running, problem = study.spec, None, None
+    try:
+        running = running_of(store, study, trials)
+    except StorageError as error:  # a record of the history is no reason to hide the front
+        problem = str(error)
     return StudyView(
         name=study.name,
         model=study.identity["model"],
@@ -135,7 +139,8 @@ def _made(
         slo=limit,
         directory=str(places.folder(study.name).path),
         background=background_of(study),
-        running=running_of(store, study, trials),
+        running=running,
+        running_problem=problem,
     )
 
 

@@ -11,8 +11,12 @@ from autotune.planning import Surroundings, make_plan
 from autotune.promote import Promotion
 from autotune.recipe import Recipe
 from autotune.records import Config, Origin
-from autotune.review.views import running_of
+from autotune.report.json_view import study_document
+from autotune.report.running import running_lines
+from autotune.report.tables import as_text, study_report
+from autotune.review.views import running_of, view_of
 from autotune.session import spec_of
+from autotune.store.places import Places
 from autotune.store.repository import Store
 from autotune.store.study_record import PromotionRecord
 
@@ -75,3 +79,24 @@ def test_what_runs_is_known_however_it_is_written(tmp_path: Path, promoted: Prom
         found = running_of(store, store.study("s"), trials)
     assert found is not None
     assert [trial.number for trial in trials if found.is_of(trial)] == running
+
+
+def test_a_promotion_that_cannot_be_read_is_told_beside_the_front(tmp_path: Path) -> None:
+    here = Surroundings(environ={}, home=tmp_path, probe=None, shm_bytes=None, has_kfd=False, cache_dir=tmp_path)
+    plan = make_plan(Recipe(name="s", model=MODEL, workload="tiny", space="scheduler", node="1xH100-80GB"), here)
+    broken = promotion(MODEL).as_document() | {"created_at": "yesterday"}
+    with Store.open(tmp_path / "autotune.db") as store:
+        store.create_or_resume_study(spec_of(plan))
+        store.begin_trial("s", number=0, config=Config.of({}), origin=Origin.BASELINE, gpus=1)
+        store.add_promotion(
+            PromotionRecord(
+                study="s", trial=0, created_at=AT, targets=("shell",), directory="o", simulated=True, details=broken
+            )
+        )
+        view = view_of(store, store.study("s"), Places(root=tmp_path))
+    assert view.running is None
+    (line,) = running_lines(view)
+    assert "What runs today cannot be told" in line
+    assert "a promotion cannot be read" in line
+    assert line in " ".join(as_text(study_report(view)).split())
+    assert study_document(view)["running_problem"] in line

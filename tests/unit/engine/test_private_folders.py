@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import uuid
@@ -13,12 +14,14 @@ import pytest
 
 from autotune.engine.keeper_client import Keeper, ServerNotStarted, ServerOrder
 from autotune.engine.private_folders import (
+    PREFIX,
     PrivateFolder,
     forget_folder,
     left_folders,
     private_folder,
     remove_private_folder,
 )
+from autotune.engine.reaping import reap
 
 MARKER = "0123456789abcdef0123456789abcdef"
 NAME = "autotune-server-0123456789ab"
@@ -107,6 +110,8 @@ def test_a_temporary_directory_that_cannot_even_be_looked_at_is_none() -> None:
     named = {"TMPDIR": f"/tmp/{'y' * 300}"}  # longer than a name may be
     assert private_folder(MARKER, named, {}) == private_folder(MARKER, {}, {})
     remove_private_folder(MARKER, named)
+    for stored in (f"/tmp/{'y' * 300}/x", "/tmp/\0/x", "relative/x"):
+        remove_private_folder(MARKER, named, stored)
 
 
 def test_no_folder_without_a_place(no_shared_tmp: None, tmp_path: Path) -> None:
@@ -130,6 +135,21 @@ async def test_a_keepers_folder_is_private_and_in_use_until_its_server_is_gone(
     assert not forget_folder(folder)
     await keeper.stop(5.0)
     assert below(short_tmp) == []
+
+
+async def test_a_folder_goes_though_whoever_reaps_has_another_temporary_directory(
+    no_shared_tmp: None, short_tmp: Path, tmp_path: Path
+) -> None:
+    keeper = await Keeper.spawn({**os.environ, "TMPDIR": str(short_tmp)})
+    code = "import time; time.sleep(600)"
+    identity = await keeper.order(ServerOrder(argv=[sys.executable, "-c", code], log=tmp_path / "log", env={}))
+    assert identity.folder == str(short_tmp / f"{PREFIX}{identity.marker[:12]}")
+    os.kill(identity.pid, signal.SIGKILL)  # the keeper, which would take it away
+    assert below(short_tmp) == [identity.folder]
+    assert os.environ.get("TMPDIR") != str(short_tmp)
+    assert reap(identity, grace_s=5.0).remaining == ()
+    assert below(short_tmp) == []
+    await keeper.stop(5.0)
 
 
 async def test_a_server_that_cannot_start_leaves_no_folder(short_tmp: Path, tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ class _Keeper:
         self._server: subprocess.Popen[bytes] | None = None
         self._exited = False
         self._kill_at: float | None = None
+        self._killing_from: float | None = None
         self._stuck_at: float | None = None
         self._told_stuck = False
         self._terminate_asked = False
@@ -253,7 +254,8 @@ class _Keeper:
                 signal_exact(process, signal.SIGTERM)
 
     def _kill(self, family: list[ProcStat], now: float) -> None:
-        if LINUX and self._kill_at is not None and now < self._kill_at + TRACKER_S:
+        self._killing_from = now if self._killing_from is None else self._killing_from
+        if LINUX and now < self._killing_from + TRACKER_S:
             family = [process for process in family if not is_tracker(process.pid)]
         else:
             self._signal_group(signal.SIGKILL)

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-TRACKER_S = 2.0
+TRACKER_S = 5.0
 """How much longer than those it works for a resource tracker lives, see `is_tracker`."""
 
 

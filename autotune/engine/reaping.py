@@ -67,20 +67,24 @@ def reap(
 
     Nothing left is fine.
 
-    Blocks at most `grace_s` + KILL_DEADLINE_S seconds; call it from a thread inside an event loop.
+    Blocks for `grace_s` + KILL_DEADLINE_S seconds at most, the second counted from the first KILL (a tuner that stood
+    still meanwhile has killed nobody yet); call it from a thread inside an event loop.
     """
     begun = clock()
     known: dict[tuple[int, int], Found] = {}
     asked: set[tuple[int, int]] = set()
     killed: set[tuple[int, int]] = set()
+    killing_from: float | None = None
     while True:
         alive = _alive(identity, known)
         elapsed = clock() - begun
-        if not alive or elapsed > grace_s + KILL_DEADLINE_S:
+        if not alive or (killing_from is not None and elapsed > killing_from + KILL_DEADLINE_S):
             break
+        if killing_from is None and elapsed >= grace_s:
+            killing_from = elapsed
         for key, process in alive.items():
-            if elapsed >= grace_s:
-                if elapsed < grace_s + TRACKER_S and is_tracker(process.pid):
+            if killing_from is not None:
+                if elapsed < killing_from + TRACKER_S and is_tracker(process.pid):
                     continue
                 killed.add(key)
                 signal_exact(process, signal.SIGKILL)

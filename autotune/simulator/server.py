@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from autotune.simulator.server_args import ServerOptions, parse_args
+from autotune.simulator.server_asking import Step, ask
 from autotune.simulator.server_faults import Fault
 from autotune.simulator.server_log import ServerLog
 from autotune.simulator.server_start import FAILED, Starter, StartRefused
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
         log.traceback(f"OSError: {error}")
         return FAILED
     with listener:
+        ask(options.faults.path(Fault.ASKS), Step.START)
         try:
             started = Starter(options, log).run()
         except StartRefused as refused:

@@ -16,6 +16,7 @@
 | `orphan`, `orphan-session` | leaves a `VLLM::Worker` process that outlives it, in the same / in a session of its own |
 | `worker`, `worker-session` | forks a worker, deaf to TERM, that re-titles itself as vLLM's do; in a new session |
 | `port-lost:PATH` | whoever listens on the Unix socket PATH is told the port, and has it first |
+| `asks:PATH` | whoever listens on the Unix socket PATH is told `start`, `request`, `stop` before each, and waited for |
 | `late-port:S` | says it is ready, listens S seconds later |
 | `http-500:N`, `http-503:N` | the first N completions answer with that status (all without N) |
 | `stall:N`, `close:N`, `error-frame:N` | after N chunks every stream stops / is cut / gets an error frame |
@@ -69,6 +70,7 @@ class Fault(StrEnum):
     WORKER = "worker"
     WORKER_SESSION = "worker-session"
     PORT_LOST = "port-lost"
+    ASKS = "asks"
     LATE_PORT = "late-port"
     HTTP_500 = "http-500"
     HTTP_503 = "http-503"
@@ -82,7 +84,7 @@ class Fault(StrEnum):
 
 
 _AT_MILESTONE = frozenset({Fault.EXIT_AT, Fault.CRASH_AT, Fault.HANG_AT, Fault.WAITING_AT})
-_PATHS = frozenset({Fault.PORT_LOST})
+_PATHS = frozenset({Fault.PORT_LOST, Fault.ASKS})
 _SECONDS = frozenset({Fault.LATE_PORT})
 _COUNTED = frozenset(
     {

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from autotune.simulator import server_protocol as protocol
 from autotune.simulator.server_args import VERSION, ServerOptions
+from autotune.simulator.server_asking import Step, asked
 from autotune.simulator.server_engine import Generation, RealTimeEngine
 from autotune.simulator.server_faults import Fault
 from autotune.simulator.server_metrics import render, render_process_only
@@ -33,6 +34,7 @@ class HttpSurface:
             500: self._faults.count(Fault.HTTP_500, 2**62) or 0,
             503: self._faults.count(Fault.HTTP_503, 2**62) or 0,
         }
+        self._asks = self._faults.path(Fault.ASKS)
         self._stall_after = self._faults.count(Fault.STALL, 2)
         self._close_after = self._faults.count(Fault.CLOSE, 2)
         self._error_after = self._faults.count(Fault.ERROR_FRAME, 2)
@@ -155,6 +157,7 @@ class HttpSurface:
 
     async def _answer(self, http: web.Request, wanted: Wanted) -> web.StreamResponse:
         self._check_model(wanted.model)
+        await asked(self._asks, Step.REQUEST)
         if not self._engine.alive:
             raise BadRequest(ENGINE_DEAD, status=500, kind="InternalServerError")
         settings = self._engine.settings

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from autotune.simulator.coefficients import Coefficients
 from autotune.simulator.server_args import ServerOptions
+from autotune.simulator.server_asking import Step, asked
 from autotune.simulator.server_engine import RealTimeEngine, StatsWindow
 from autotune.simulator.server_faults import Fault
 from autotune.simulator.server_http import ENGINE_DEAD, HttpSurface
@@ -63,6 +64,7 @@ class Serving:
         try:
             status = await ended
             if status == 0:
+                await asked(options.faults.path(Fault.ASKS), Step.STOP)
                 await self._shut_down(engine)
                 await asyncio.sleep(options.stop_s)
         finally:

@@ -7,6 +7,7 @@ It leaves what a killed vLLM leaves: a socket in VLLM_RPC_BASE_PATH, a file and 
 Steps of the start are numbered as in STEPS; `--fake-step-s` is the pause before each.
 
     --fake-exit-at N --fake-text TEXT --fake-status S   print TEXT and end before step N (S below 0: by that signal)
+    --fake-gate FILE                                    take no step with a number above the one in FILE
     --fake-hang-at N [--fake-waiting]                   stay silent for ever (or repeat the waiting line) before step N
     --fake-ignore-term                                  TERM does nothing
     --fake-worker same|new                              a worker that ignores TERM; may be given twice
@@ -69,6 +70,7 @@ arguments.add_argument("--fake-step-s", type=float, default=0.0)
 arguments.add_argument("--fake-exit-at", type=int)
 arguments.add_argument("--fake-text", default="")
 arguments.add_argument("--fake-status", type=int, default=1)
+arguments.add_argument("--fake-gate", type=Path)
 arguments.add_argument("--fake-hang-at", type=int)
 arguments.add_argument("--fake-waiting", action="store_true")
 arguments.add_argument("--fake-ignore-term", action="store_true")
@@ -167,6 +169,8 @@ def start(options: argparse.Namespace) -> None:
     say(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}")
     for number, line in enumerate([*STEPS, None]):
         time.sleep(options.fake_step_s)
+        while options.fake_gate and int(options.fake_gate.read_text() or -1) < number:
+            time.sleep(0.01)
         if number == 5 and (options.fake_compile or options.fake_compile_fails):
             compile_graph(options)
         if options.fake_hang_at == number:

@@ -33,8 +33,8 @@ async def main(phase: str, directory: Path) -> None:
         gpu_indices=(),
         extra_args=(*MISBEHAVIOUR, "--fake-hang-at", "3" if phase == "launching" else "99"),
         directory=directory,
-        start_deadline_s=60.0,
-        stall_deadline_s=60.0,
+        start_deadline_s=600.0,
+        stall_deadline_s=600.0,
     )
 
     async def work() -> None:
@@ -45,7 +45,10 @@ async def main(phase: str, directory: Path) -> None:
         level = LoadLevel(
             name="x", role=LevelRole.EXTRA, arrivals=Arrivals.CLOSED, requests=1, seed=0, concurrency=1
         )  # fmt: skip
-        doing = server.drive(level, [request], deadline_s=60.0) if phase == "measuring" else server.stop()
+        # A stop that lasts until this tuner is killed: with the patience that the keeper has then, it might be over.
+        doing = (
+            server.drive(level, [request], deadline_s=600.0) if phase == "measuring" else server._running.stop(600.0)
+        )
         asyncio.get_running_loop().call_later(0.3, tell)
         await doing
 

@@ -24,6 +24,8 @@ SIMULATED_SERVER = f"{sys.executable} -m autotune.simulator.server serve"
 TINY = ("--model", LLAMA, "--workload", "tiny", "--space", "scheduler", "--repeats", "0")
 LIGHT = ("--load", "concurrency=4,rate=20,requests=24")
 TRACE = "Traceback (most recent call last)"
+HANG_S = 300.0
+"""What is waited for at most where something is sure to come: what hangs reaches it, and nothing that is slow."""
 
 
 def clean_environ(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -46,7 +48,9 @@ class Ended:
         return json.loads(self.out)
 
 
-def run(folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = 60, **popen: Any) -> Ended:
+def run(
+    folder: Path, *words: str, env: Mapping[str, str] | None = None, timeout_s: float = HANG_S, **popen: Any
+) -> Ended:
     """Run `autotune WORDS` in `folder` to its end."""
     environ = clean_environ(folder, env)
     if not popen and all(name.startswith("AUTOTUNE_") for name in env or ()):
@@ -130,13 +134,19 @@ def _forking() -> socket.socket:
 class Running:
     """`autotune WORDS` that is still going on; its standard error is in a file."""
 
-    def __init__(self, folder: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *words: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "autotune"),
+    ) -> None:
         self.folder = folder
         self._err = folder / f"stderr-{time.monotonic_ns()}.txt"
         self._out = self._err.with_suffix(".out")
         with self._err.open("wb") as err, self._out.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "autotune", *words],
+                [sys.executable, *program, *words],
                 cwd=folder,
                 env=clean_environ(folder, env),
                 stdin=subprocess.DEVNULL,
@@ -156,12 +166,12 @@ class Running:
     def kill(self) -> None:
         """-9 to the tuner alone: what it started must go by itself."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(HANG_S)
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def end(self, timeout_s: float = 60) -> int:
+    def end(self, timeout_s: float = HANG_S) -> int:
         return self.process.wait(timeout_s)
 
     def give_up(self) -> None:
@@ -169,7 +179,7 @@ class Running:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(20)
+                self.process.wait(60)
             except subprocess.TimeoutExpired:
                 self.kill()
 
@@ -178,7 +188,7 @@ def rows(database: Path, query: str, parameters: Sequence[object] = ()) -> list[
     """What our tables hold, read beside the program; empty while there are none."""
     if not database.exists():
         return []
-    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60)
     try:
         return connection.execute(query, parameters).fetchall()
     except sqlite3.OperationalError:
@@ -187,7 +197,7 @@ def rows(database: Path, query: str, parameters: Sequence[object] = ()) -> list[
         connection.close()
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 30, step_s: float = 0.02) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = HANG_S, step_s: float = 0.02) -> Any:
     """The first true answer of `condition`."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):

@@ -12,16 +12,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
+from door import Door, kept_port
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 COMMAND = (sys.executable, "-m", "autotune.simulator.server")
+HANG_S = 300.0
+"""What hangs reaches it, and nothing that is slow."""
 
 
 def free_port() -> int:
@@ -30,7 +33,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(*args: str, env: dict[str, str] | None = None, timeout: float = 30) -> tuple[int, str]:
+def run(*args: str, env: dict[str, str] | None = None, timeout: float = HANG_S) -> tuple[int, str]:
     """A server that is expected to end by itself: its exit status and everything it printed."""
     done = subprocess.run(
         [*COMMAND, *args],
@@ -43,11 +46,19 @@ def run(*args: str, env: dict[str, str] | None = None, timeout: float = 30) -> t
     return done.returncode, done.stdout.decode(errors="replace")
 
 
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 class Server:
-    """A running server in a session of its own, its log in a file."""
+    """A running server in a session of its own, its log in a file. Its port is kept for it until it is killed."""
 
     def __init__(self, log: Path, *args: str, env: dict[str, str] | None = None) -> None:
-        self.port = free_port()
+        self._kept = kept_port()
+        self.port = self._kept.getsockname()[1]
         self.log = log
         self.url = f"http://127.0.0.1:{self.port}"
         with log.open("wb") as out:
@@ -62,7 +73,7 @@ class Server:
     def text(self) -> str:
         return self.log.read_bytes().decode(errors="replace")
 
-    def wait_for(self, text: str, timeout: float = 20) -> None:
+    def wait_for(self, text: str, timeout: float = HANG_S) -> None:
         end = time.monotonic() + timeout
         while text not in self.text():
             assert self.process.poll() is None, self.text()
@@ -75,7 +86,8 @@ class Server:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(HANG_S)
+        self._kept.close()
 
 
 @pytest.fixture
@@ -104,7 +116,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HANG_S)) as session:
         yield session
 
 
@@ -200,15 +212,19 @@ async def test_chat_opens_with_a_role_only_chunk(shared: Server, http: aiohttp.C
     assert events[-2]["usage"]["completion_tokens"] == 6
 
 
-async def test_the_role_comes_with_the_first_token(shared: Server, http: aiohttp.ClientSession) -> None:
+async def test_the_role_comes_with_the_first_token(start: Any, shared: Server, http: aiohttp.ClientSession) -> None:
     """As vLLM: a client that takes that frame for a token would read the TTFT of a server that computes nothing."""
     long = CHAT | {"messages": [{"role": "user", "content": " ".join(["word"] * 1900)}], "stream": True}
-    start, at = time.monotonic(), []
-    async with http.post(shared.url + "/v1/chat/completions", json=long) as response:
-        async for line in response.content:
-            if line.startswith(b"data:"):
-                at.append(time.monotonic() - start)
-    assert at[1] - at[0] < at[0] / 2
+    role, token = (await stream(http, shared.url + "/v1/chat/completions", long))[:2]
+    assert role["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert token["choices"][0]["delta"]["content"]
+    server = start("--max-model-len", "2048", "--sim-speed", "0.0001")  # whose first token comes in minutes
+    server.ready()
+    async with http.post(server.url + "/v1/chat/completions", json=long) as response:
+        while not (await metrics(http, server))["vllm:num_requests_running"]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(response.content.readline(), 0.3)
 
 
 @pytest.mark.parametrize(
@@ -325,23 +341,23 @@ async def test_api_key_guards_v1_only_and_is_never_printed(start: Any, http: aio
 
 async def test_pace_is_that_of_the_model(start: Any, http: aiohttp.ClientSession) -> None:
     """On an H100 (3.35 TB/s) 15 GB of weights take about 6 ms a token: 50 tokens 0.3 s, less at ten times the speed."""
-    took = []
-    for speed in ("1", "10"):
+    for speed, (least, most) in {"1": (0.28, 0.8), "10": (0.028, 0.14)}.items():
         server = start("--sim-speed", speed)
         server.ready()
         await post(http, server.url + "/v1/completions", COMPLETION)
-        begun = time.monotonic()
-        await post(http, server.url + "/v1/completions", COMPLETION | {"max_tokens": 50})
-        took.append(time.monotonic() - begun)
-    assert 0.28 < took[0] < 0.8
-    assert took[1] < took[0] / 2
+        took: list[float] = []
+        while not took or (min(took) >= most and len(took) < 30):  # a busy machine adds to it, and takes nothing away
+            begun = time.monotonic()
+            await post(http, server.url + "/v1/completions", COMPLETION | {"max_tokens": 50})
+            took.append(time.monotonic() - begun)
+        assert least < min(took) < most
 
 
 def test_log_tells_the_start_and_the_stop(start: Any) -> None:
     server = start("--max-model-len", "4096", "--max-num-seqs", "64")
     server.ready()
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 0
+    assert server.process.wait(HANG_S) == 0
     text = server.text()
     milestones = (
         "version 0.25.1+simulated",
@@ -486,10 +502,9 @@ def test_hangs_are_silent_or_repeat_the_waiting_line(start: Any) -> None:
     silent, waiting = start("--sim-fault", "hang-at:weights"), start("--sim-fault", "waiting-at:engine")
     silent.wait_for("Model loading took")
     waiting.wait_for("core engine proc(s) to start")
-    size, lines = len(silent.text()), waiting.text().count("Waiting for 1 local")
-    time.sleep(0.7)
-    assert len(silent.text()) == size
-    assert waiting.text().count("Waiting for 1 local") > lines
+    said, lines = silent.text(), waiting.text().count("Waiting for 1 local")
+    until(lambda: waiting.text().count("Waiting for 1 local") > lines + 2)
+    assert silent.text() == said
     assert silent.process.poll() is waiting.process.poll() is None
 
 
@@ -502,7 +517,7 @@ def test_term_can_be_ignored(start: Any) -> None:
 
 
 async def test_requests_in_flight_end_within_the_shutdown_timeout(start: Any, http: aiohttp.ClientSession) -> None:
-    server = start("--shutdown-timeout", "20", "--sim-speed", "0.5")
+    server = start("--shutdown-timeout", "300", "--sim-speed", "0.5")
     server.ready()
     asked = asyncio.ensure_future(post(http, f"{server.url}/v1/completions", COMPLETION | {"max_tokens": 60}))
     while not (await metrics(http, server))["vllm:num_requests_running"]:
@@ -510,8 +525,8 @@ async def test_requests_in_flight_end_within_the_shutdown_timeout(start: Any, ht
     server.process.send_signal(signal.SIGTERM)
     status, answer = await asked
     assert (status, answer["usage"]["completion_tokens"]) == (200, 60)
-    assert server.process.wait(10) == 0
-    assert "stopping engine client mode=drain timeout=20s" in server.text()
+    assert server.process.wait(HANG_S) == 0
+    assert "stopping engine client mode=drain timeout=300s" in server.text()
 
 
 @pytest.mark.parametrize(("fault", "same"), [("orphan", True), ("orphan-session", False)])
@@ -523,7 +538,7 @@ def test_orphans_outlive_the_server(start: Any, fault: str, same: bool) -> None:
         assert child.cmdline()[0] == "VLLM::Worker_TP0"
         assert (os.getsid(child.pid) == server.process.pid) is same
         server.process.terminate()
-        assert server.process.wait(10) == 0
+        assert server.process.wait(HANG_S) == 0
         assert child.is_running()
         assert child.status() != psutil.STATUS_ZOMBIE
     finally:
@@ -567,6 +582,30 @@ def test_a_port_is_lost_to_whoever_is_told_of_it(tmp_path: Path) -> None:
     assert "[Errno 98] Address already in use" in output
 
 
+async def test_a_server_waits_for_leave_before_each_step(
+    start: Any, http: aiohttp.ClientSession, short_tmp: Path
+) -> None:
+    door = Door(short_tmp / "door")
+    steps = ("start", "request", "stop")
+    door.holds = steps.__contains__
+    server = start("--sim-fault", door.fault)
+    await asyncio.to_thread(until, lambda: door.held == 1)
+    assert "Application startup complete" not in server.text()
+    door.holds = steps[1:].__contains__
+    await asyncio.to_thread(server.ready)
+    asked = asyncio.ensure_future(post(http, server.url + "/v1/completions", COMPLETION))
+    await asyncio.to_thread(until, lambda: door.held == 1)
+    assert (await metrics(http, server))["vllm:num_requests_running"] == 0
+    door.holds = steps[2:].__contains__
+    assert (await asked)[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(until, lambda: door.held == 1)
+    assert "shutdown triggered" not in server.text()
+    door.close()  # whom nobody listens to any more goes on
+    assert await asyncio.to_thread(server.process.wait, HANG_S) == 0
+    assert door.passed[:2] == ["start", "request"]
+
+
 def test_a_flooded_log_has_no_line_feed() -> None:
     words = ("--port", str(free_port()), "--sim-fault", "flood-log:2", "--sim-fault", "exit-at:banner")
     status, output = run("serve", MODEL, *words)
@@ -584,7 +623,7 @@ async def test_out_of_memory_under_load(start: Any, http: aiohttp.ClientSession)
     text = await running
     assert '"code":500' in text
     assert text.rstrip().endswith("[DONE]")
-    assert await asyncio.to_thread(server.process.wait, 10) == 1
+    assert await asyncio.to_thread(server.process.wait, HANG_S) == 1
     assert "torch.OutOfMemoryError: CUDA out of memory" in server.text()
     assert "EngineDeadError" in server.text()
 
@@ -599,7 +638,7 @@ async def test_crash_under_load(start: Any, http: aiohttp.ClientSession) -> None
     server.ready()
     with pytest.raises(aiohttp.ClientError):
         await stream_text(http, server.url, COMPLETION)
-    assert await asyncio.to_thread(server.process.wait, 10) == 1
+    assert await asyncio.to_thread(server.process.wait, HANG_S) == 1
 
 
 async def test_bad_answers_and_streams(start: Any, http: aiohttp.ClientSession) -> None:
@@ -625,13 +664,17 @@ async def test_bad_answers_and_streams(start: Any, http: aiohttp.ClientSession) 
 
 
 async def test_late_port(start: Any, http: aiohttp.ClientSession) -> None:
-    server = start("--sim-fault", "late-port:1")
-    server.ready()
+    never, late = start("--sim-fault", "late-port:3600"), start("--sim-fault", "late-port:0.2")
+    never.ready()
     with pytest.raises(aiohttp.ClientConnectorError):
-        await http.get(server.url + "/health")
-    await asyncio.sleep(1.5)
-    async with http.get(server.url + "/health") as response:
-        assert response.status == 200
+        await http.get(never.url + "/health")
+    late.ready()
+    while True:
+        with contextlib.suppress(aiohttp.ClientConnectorError):
+            async with http.get(late.url + "/health") as response:
+                assert response.status == 200
+                return
+        await asyncio.sleep(0.02)
 
 
 def test_garbage_does_not_hide_the_start(start: Any) -> None:
@@ -643,17 +686,16 @@ def test_garbage_does_not_hide_the_start(start: Any) -> None:
     assert b"GPU KV cache size: " in raw
 
 
-async def test_a_client_that_hangs_up_frees_its_blocks(shared: Server, http: aiohttp.ClientSession) -> None:
+async def test_a_client_that_hangs_up_frees_its_blocks(start: Any, http: aiohttp.ClientSession) -> None:
+    server = start("--max-model-len", "2048", "--sim-speed", "0.05")  # all that is asked for takes three minutes
+    server.ready()
     body = COMPLETION | {"max_tokens": 1500, "stream": True}
-    async with http.post(shared.url + "/v1/completions", json=body) as response:
+    async with http.post(server.url + "/v1/completions", json=body) as response:
         await response.content.readany()
-        assert (await metrics(http, shared))["vllm:num_requests_running"] == 1
+        assert (await metrics(http, server))["vllm:num_requests_running"] == 1
         response.close()
-    for _ in range(100):
-        await asyncio.sleep(0.02)
-        found = await metrics(http, shared)
-        if found["vllm:num_requests_running"] == 0:
-            break
-    assert found["vllm:num_requests_running"] == 0
+    async with asyncio.timeout(120):
+        while (found := await metrics(http, server))["vllm:num_requests_running"]:
+            await asyncio.sleep(0.02)
     assert found["vllm:kv_cache_usage_perc"] == 0
     assert found["vllm:request_success_total[abort]"] == 1

@@ -87,7 +87,7 @@ def test_a_command_that_fails_is_one_sentence(command: Sequence[str], why: str |
 
 def test_a_command_that_never_ends_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMMAND_S", 0.2)
-    (text,) = notify(Notices(command=(sys.executable, "-c", "import time; time.sleep(60)")), SUMMARY)
+    (text,) = notify(Notices(command=(sys.executable, "-c", "import time; time.sleep(600)")), SUMMARY)
     assert "was killed" in text
 
 

@@ -103,7 +103,7 @@ async def test_every_signal_asks_and_is_given_back(number: signal.Signals) -> No
     before, endings = signal.getsignal(number), Endings()
     task = await started(endings, Phase.LAUNCHING)
     os.kill(os.getpid(), number)
-    assert await asyncio.wait_for(task, 10) == "cancelled 1"
+    assert await asyncio.wait_for(task, 120) == "cancelled 1"
     assert signal.getsignal(number) is before
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,11 +20,15 @@ from hypothesis import strategies as st
 from autotune.engine import keeper as keeper_module
 from autotune.engine.base import ServerIdentity
 from autotune.engine.keeper_client import Keeper, KeeperLost, ServerNotStarted, ServerOrder
-from autotune.engine.processes import ProcStat, descendants, parse_stat
+from autotune.engine.processes import TRACKER_S, ProcStat, descendants, parse_stat
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="subreaper and /proc are Linux's")
 
 HERE = Path(__file__).parent
+LONG_S = 600.0
+"""A grace that no stop may use up: a test that needs it hangs."""
+
+HANG_S = 120.0
 CHILD = (sys.executable, "-I", "-S", str(HERE / "child_family.py"))
 Alive = Callable[[int], bool]
 Carrying = Callable[[str], list[int]]
@@ -44,7 +49,7 @@ async def started(tmp_path: Path, *words: str, **more: object) -> tuple[Keeper, 
 async def test_stop_by_term_needs_no_kill(tmp_path: Path, nothing_left: NothingLeft) -> None:
     keeper, pid = await started(tmp_path)
     assert keeper.identity.pgid == pid
-    report = await keeper.stop(5.0)
+    report = await asyncio.wait_for(keeper.stop(LONG_S), HANG_S)
     assert (report.status, report.killed, report.orphans, report.remaining) == (-signal.SIGTERM, 0, 0, ())
     assert await keeper.wait_exit() == -signal.SIGTERM
     assert nothing_left(keeper.identity.marker, 0.0)
@@ -60,7 +65,7 @@ async def test_the_server_runs_on_the_cores_that_it_was_given(tmp_path: Path) ->
         await asyncio.sleep(0.01)
     assert os.sched_getaffinity(int(up.read_text())) == set(mine[:1])
     assert sorted(os.sched_getaffinity(0)) == mine
-    await keeper.stop(5.0)
+    await keeper.stop(LONG_S)
 
 
 async def test_what_ignores_term_is_killed_in_every_session(
@@ -70,7 +75,7 @@ async def test_what_ignores_term_is_killed_in_every_session(
     assert len(carrying(keeper.identity.marker)) == 5  # keeper, child, three workers
     begun = time.monotonic()
     report = await keeper.stop(0.3)
-    assert 0.3 <= time.monotonic() - begun < 3.0
+    assert 0.3 <= time.monotonic() - begun < HANG_S
     assert report.killed == 4
     assert nothing_left(keeper.identity.marker, 0.0)
 
@@ -80,7 +85,7 @@ async def test_a_server_that_ends_by_itself_takes_its_orphans_along(tmp_path: Pa
     os.kill(pid, signal.SIGKILL)
     assert await keeper.wait_exit() == -signal.SIGKILL
     assert nothing_left(keeper.identity.marker)  # without being told
-    report = await keeper.stop(5.0)
+    report = await keeper.stop(LONG_S)
     assert (report.status, report.killed, report.orphans) == (-signal.SIGKILL, 2, 2)
 
 
@@ -93,11 +98,9 @@ async def test_exit_status_is_the_servers(tmp_path: Path) -> None:
 
 async def test_a_second_stop_may_only_hurry(tmp_path: Path) -> None:
     keeper, _ = await started(tmp_path, "ignore-term")
-    slow = asyncio.create_task(keeper.stop(60.0))
+    slow = asyncio.create_task(keeper.stop(LONG_S))
     await asyncio.sleep(0.1)
-    begun = time.monotonic()
-    hurried, first = await asyncio.gather(keeper.stop(0.0), slow)
-    assert time.monotonic() - begun < 2.0
+    hurried, first = await asyncio.wait_for(asyncio.gather(keeper.stop(0.0), slow), HANG_S)
     assert hurried.killed == first.killed == 1
 
 
@@ -222,6 +225,22 @@ async def test_shared_memory_is_given_back_though_the_keeper_was_killed(
     assert not memory.exists()
 
 
+def test_a_tracker_is_spared_as_long_by_a_keeper_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(keeper_module, "is_tracker", lambda pid: pid == 2)
+    monkeypatch.setattr(keeper_module, "signal_exact", lambda process, _number: killed.append(process.pid))
+    server, tracker = (ProcStat(pid=pid, ppid=1, pgid=1, state="S", started_ticks=0) for pid in (1, 2))
+    keeper = keeper_module._Keeper()
+    keeper._kill_at = 0.0
+    keeper._kill([server, tracker], 1000.0)
+    keeper._kill([tracker], 1000.0 + TRACKER_S - 0.1)
+    assert killed == [1]
+    keeper._kill([tracker], 1000.0 + TRACKER_S)
+    assert killed == [1, 2]
+    os.close(keeper._wake)
+    os.close(keeper._wake_in)
+
+
 @pytest.fixture
 def tuner(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str], ServerIdentity]]]:
     """Starts tuner_side.py and waits until it is in the phase."""
@@ -258,6 +277,7 @@ def test_killing_the_tuner_leaves_nothing(
 
 def test_a_forked_copy_of_the_tuner_does_not_hide_its_death(tmp_path: Path, nothing_left: NothingLeft) -> None:
     """A worker of the tuner (multiprocessing forks) holds the keeper's stdin open: the parent's pid tells."""
+    marker = f"forked-copy-{uuid.uuid4().hex}"
     code = (
         "import os, subprocess, sys, time\n"
         "keeper = subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1]], stdin=subprocess.PIPE,\n"
@@ -273,7 +293,7 @@ def test_a_forked_copy_of_the_tuner_does_not_hide_its_death(tmp_path: Path, noth
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "AUTOTUNE_MARKER": "forked-copy"},
+        env={**os.environ, "AUTOTUNE_MARKER": marker},
     )
     order = {
         "argv": list(CHILD), "env": {}, "unset": [], "cwd": None, "log": str(tmp_path / "log"), "grace_s": 0.3,
@@ -284,20 +304,19 @@ def test_a_forked_copy_of_the_tuner_does_not_hide_its_death(tmp_path: Path, noth
     tuner.stdin.write(json.dumps(order).replace('"OWNER"', "OWNER") + "\n")
     tuner.stdin.flush()
     copy = int(tuner.stdout.readline().split()[0])
-    assert len(_marked("forked-copy")) == 4  # tuner and copy, keeper and server
+    assert len(_marked(marker)) == 4  # tuner and copy, keeper and server
     tuner.kill()
     tuner.wait()
-    time.sleep(0.1)
     try:
-        deadline = time.monotonic() + 5
-        while len(_marked("forked-copy")) > 1 and time.monotonic() < deadline:
+        deadline = time.monotonic() + HANG_S
+        while len(_marked(marker)) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert _marked("forked-copy") == [copy]
+        assert _marked(marker) == [copy]
     finally:
         os.kill(copy, signal.SIGKILL)
         tuner.stdin.close()
         tuner.stdout.close()
-    assert nothing_left("forked-copy")
+    assert nothing_left(marker)
 
 
 def _marked(marker: str) -> list[int]:

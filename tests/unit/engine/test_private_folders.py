@@ -133,7 +133,7 @@ async def test_a_keepers_folder_is_private_and_in_use_until_its_server_is_gone(
     (found,) = left_folders(environ)
     assert found.in_use
     assert not forget_folder(folder)
-    await keeper.stop(5.0)
+    await keeper.stop(60.0)
     assert below(short_tmp) == []
 
 

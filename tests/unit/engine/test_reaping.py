@@ -76,11 +76,22 @@ def test_everything_left_is_found_and_stopped(
     assert stranger.poll() is None
 
 
+def test_who_stood_still_kills_all_the_same(left_behind: Callable[..., ServerIdentity]) -> None:
+    identity, now_s = left_behind("ignore-term"), [0.0]
+
+    def stand_still(seconds: float) -> None:
+        now_s[0] += 1000.0 if now_s[0] == 0.0 else seconds
+        time.sleep(seconds)
+
+    report = reap(identity, grace_s=1.0, clock=lambda: now_s[0], sleep=stand_still)
+    assert (report.killed, report.remaining) == (1, ())
+
+
 def test_a_server_that_obeys_term_needs_no_kill(left_behind: Callable[..., ServerIdentity]) -> None:
     identity = left_behind()
-    report = reap(identity, grace_s=5.0)  # the killed keeper's last deed: the server was sent TERM by the kernel
+    report = reap(identity, grace_s=600.0)  # the killed keeper's last deed: the server was sent TERM by the kernel
     assert (report.killed, report.remaining) == (0, ())
-    assert report.seconds < 2.0
+    assert report.seconds < 120.0
 
 
 def test_nothing_left_is_fine(stranger: subprocess.Popen[bytes]) -> None:
@@ -102,11 +113,11 @@ def test_a_living_keeper_is_told_to_stop(tmp_path: Path, nothing_left: Callable[
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as tuner:
         assert tuner.stdout is not None
         identity = ServerIdentity(**json.loads(tuner.stdout.readline()))
-        report = reap(identity, grace_s=5.0)
+        report = reap(identity, grace_s=600.0)
         tuner.kill()
     assert {found.pid for found in report.found} >= {identity.pid, identity.pgid}
     assert nothing_left(identity.marker, 0.0)
-    assert report.seconds < 4.0
+    assert report.seconds < 120.0
 
 
 def stat(pid: int, *, ppid: int = 1, pgid: int | None = None) -> ProcStat:

@@ -23,7 +23,7 @@ async def main(phase: str, log: Path, argv: list[str]) -> None:
         while not say.exists():  # noqa: ASYNC240 - another process makes the file
             await asyncio.sleep(0.01)
     if phase == "stopping":
-        stopping = asyncio.create_task(keeper.stop(60.0))
+        stopping = asyncio.create_task(keeper.stop(600.0))
         await asyncio.sleep(0.1)
         assert not stopping.done()
     sys.stdout.write(json.dumps(dataclasses.asdict(keeper.identity)) + "\n")

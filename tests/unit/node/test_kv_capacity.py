@@ -65,7 +65,7 @@ def model(*attentions: LayerAttention, expert_bytes: int = 0, **changes: object)
 @pytest.fixture(scope="module")
 def table() -> dict[str, dict[str, object]]:
     command = [sys.executable, "-m", "benchmarks.kv_capacity", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return {row["row"]: row for row in json.loads(done.stdout)["rows"]}
 

@@ -101,5 +101,5 @@ def test_one_writes_and_records_at_a_time(tmp_path: Path) -> None:
         other.start()
         other.join(0.1)
         order.append("first")
-    other.join(10)
+    other.join(120)
     assert order == ["first", "second"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.bench.jobs import Ran
 from autotune.bench.summary import Comparison, Figures, Launches, Study, by_sampler, compare, pooled
 from autotune.bench.survival import Ratio
 
@@ -12,8 +13,9 @@ SCHEMA = 1
 OURS = "prior"
 
 
-def document(studies: Sequence[Study]) -> dict[str, Any]:
+def document(ran: Ran) -> dict[str, Any]:
     """All surfaces and samplers. A quartile that fewer studies reached is null; minutes are simulated."""
+    studies = ran.studies
     surfaces = []
     for name in dict.fromkeys(one.surface for one in studies):
         own = [one for one in studies if one.surface == name]
@@ -26,6 +28,8 @@ def document(studies: Sequence[Study]) -> dict[str, Any]:
         )
     return {
         "schema": SCHEMA,
+        "complete": ran.stopped is None,
+        "studies": {"asked": ran.asked, "finished": len(studies), "taken_over": ran.taken_over},
         "surfaces": surfaces,
         "pooled": {sampler: _figures(one) for sampler, one in pooled(studies).items()},
         "comparisons": [_comparison(one) for one in compare(studies, subject(studies))],

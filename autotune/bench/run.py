@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 from autotune.bench.beliefs import prior_of, prior_of_closed
-from autotune.bench.contenders import Known, SamplerName, make_contender
+from autotune.bench.contenders import Known, make_contender
+from autotune.bench.identity import code_hash, recorded_hash, replay_key
+from autotune.bench.jobs import Asked, Job, Ran, jobs_of
+from autotune.bench.kept import KeptReplays
 from autotune.bench.physics import Load
 from autotune.bench.recorded import RecordedStudy, read_recorded, recorded_surface
 from autotune.bench.replay import MOST_LAUNCHES, replay
@@ -19,95 +21,118 @@ from autotune.bench.situations import NODES, Situation, plan_of, situation_of
 from autotune.bench.summary import Study
 from autotune.bench.surfaces import Surface
 from autotune.bench.truth import simulated_surface
+from autotune.bench.workers import Workers
+from autotune.errors import StorageError
 from autotune.records import Config
 from autotune.search.prior.expectation import Prior
 from autotune.search.space import SearchSpace
 
-SEEDS = 7
-"""Per surface and sampler: 56 studies pooled over eight nodes."""
-
-SEEDS_SLOW = 2
-SLOW = frozenset({SamplerName.GP})
-QUICK_NODES = ("1xH100-8B-chat", "4xA100-70B-chat", "4xL40S-70B-PCIe")
-QUICK_SEEDS = 3
-WORKERS = 2
 _AHEAD = 4
-"""Studies handed out per worker: enough that none waits, few enough that Ctrl-C is heard soon."""
+"""Studies handed out per worker, so that none waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One study to replay.
+class Progress(Protocol):
+    """Told by `run` how far it is, in its own process; each call returns at once and raises nothing."""
 
-    Attributes:
-        surface: the name of a node of `situations.NODES`, or the path of a recorded study.
-    """
+    def taken_over(self, count: int, total: int) -> None:
+        """So many of the `total` studies were finished before; told once, before any other."""
+        ...
 
-    surface: str
-    sampler: SamplerName
-    seed: int
+    def finished(self, done: int, total: int, study: Study) -> None:
+        """One more was replayed; `done` counts those taken over as well."""
+        ...
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What to run.
-
-    Attributes:
-        nodes: names out of `situations.NODES`.
-        files: recorded studies.
-        cache_dir: where truths are kept; None for nowhere.
-    """
-
-    nodes: tuple[str, ...]
-    files: tuple[Path, ...]
-    samplers: tuple[SamplerName, ...]
-    seeds: int
-    cache_dir: Path | None
-    workers: int = WORKERS
+    def not_kept(self, why: str) -> None:
+        """What is finished from here on is not kept; told at most once."""
+        ...
 
 
-def jobs_of(asked: Asked) -> tuple[Job, ...]:
-    """All studies, surface by surface, the slow samplers of each first."""
-    surfaces = (*asked.nodes, *map(str, asked.files))
-    return tuple(
-        Job(surface=surface, sampler=sampler, seed=seed)
-        for surface in surfaces
-        for sampler in asked.samplers
-        for seed in range(min(asked.seeds, SEEDS_SLOW) if sampler in SLOW else asked.seeds)
-    )
-
-
-def run(asked: Asked, progress: Callable[[int, int, Study], None]) -> tuple[Study, ...]:
-    """Replay all of it; results in the order of `jobs_of`, whatever finished first.
+def run(asked: Asked, progress: Progress, kept: KeptReplays | None = None) -> Ran:
+    """Replay all of it, but for what was finished before. Ctrl-C ends it; what is finished by then is returned.
 
     Args:
-        progress: told after each study: how many are done, of how many, and that study.
+        kept: where finished replays are taken from and added to; None to keep none.
 
     Raises:
         InvalidFile: a recorded study that cannot be read.
+        StorageError: `kept` cannot be read. Where it cannot be written, `progress` is told and the run goes on.
     """
     jobs = jobs_of(asked)
     for path in asked.files:  # a bad file is told before any work is done
-        study = read_recorded(path)
-        recorded_prior(study, recorded_surface(study).space)
-    done: dict[Job, Study] = {}
-    waiting = iter(jobs)
-    # Spawned, not forked: the parent may hold threads and locks of its libraries.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.workers, mp_context=context, initializer=_one_thread) as pool:
-        running: dict[Future[Study], Job] = {}
+        read_recorded(path)
+    keeping = _Keeping(asked, jobs, progress, kept)
+    done = keeping.finished_before()
+    taken_over = len(done)
+    progress.taken_over(taken_over, len(jobs))
+    waiting = iter([job for job in jobs if job not in done])
+    running: dict[Future[Study], Job] = {}
+    stopped: str | None = None
+
+    def ended(job: Job, study: Study) -> None:
+        keeping.add(job, study)  # first, so that what Ctrl-C meets here is kept once more below
+        done[job] = study
+        progress.finished(len(done), len(jobs), study)
+
+    with Workers(asked.workers) as pool:
         try:
             while len(done) < len(jobs):
                 while len(running) < _AHEAD * asked.workers and (job := next(waiting, None)) is not None:
                     running[pool.submit(study_of, job, asked.cache_dir)] = job
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    job = running.pop(future)
-                    done[job] = future.result()
-                    progress(len(done), len(jobs), done[job])
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-    return tuple(done[job] for job in jobs)
+                    ended(running[future], future.result())
+                    del running[future]
+        except KeyboardInterrupt:
+            stopped = "stopped by the operator"
+        except BrokenProcessPool:
+            stopped = "a worker process was killed"
+        if stopped is not None:
+            for future, job in running.items():
+                if future.done() and future.exception() is None and job not in done:
+                    ended(job, future.result())
+            pool.cut_short()
+    studies = tuple(done[job] for job in jobs if job in done)
+    return Ran(studies=studies, asked=len(jobs), taken_over=taken_over, stopped=stopped)
+
+
+class _Keeping:
+    """Which kept replay belongs to which job. Nothing is kept once what a replay follows from has changed: a worker may
+    have read some of it before and some after."""
+
+    def __init__(self, asked: Asked, jobs: Sequence[Job], progress: Progress, kept: KeptReplays | None) -> None:
+        self._files, self._progress, self._kept = asked.files, progress, kept
+        self._before = self._contents()
+        recorded = {str(path): _recorded_identity(path) for path in asked.files}
+        code = code_hash()
+        self._keys = {
+            job: replay_key(code, recorded.get(job.surface, job.surface), job.sampler, job.seed) for job in jobs
+        }
+
+    def finished_before(self) -> dict[Job, Study]:
+        found = {} if self._kept is None else self._kept.read(self._keys.values())
+        return {job: found[key] for job, key in self._keys.items() if key in found}
+
+    def add(self, job: Job, study: Study) -> None:
+        if self._kept is None:
+            return
+        try:
+            if self._contents() == self._before:
+                self._kept.add(self._keys[job], study)
+                return
+            why = "the program's own files or a recorded study changed while it ran"
+        except (StorageError, OSError) as error:
+            why = error.message if isinstance(error, StorageError) else str(error)
+        self._kept = None
+        self._progress.not_kept(why)
+
+    def _contents(self) -> tuple[object, ...]:
+        return code_hash(), *(path.read_bytes() for path in self._files)
+
+
+def _recorded_identity(path: Path) -> str:
+    study = read_recorded(path)
+    surface = recorded_surface(study)
+    return recorded_hash(path.read_bytes(), surface.configs, recorded_prior(study, surface.space))
 
 
 def study_of(job: Job, cache_dir: Path | None) -> Study:
@@ -172,14 +197,3 @@ def recorded_prior(study: RecordedStudy, space: SearchSpace) -> Prior | None:
     if study.rate_rps_per_gpu is None:
         return prior_of_closed(plan, space, study.concurrency_per_gpu)
     return prior_of(plan, space, Load(concurrency=study.concurrency_per_gpu, rate_rps=study.rate_rps_per_gpu))
-
-
-def _one_thread() -> None:
-    """Before numpy is used for anything large: workers are as many as cores already."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
-
-
-def slow_first(samplers: Sequence[SamplerName]) -> tuple[SamplerName, ...]:
-    """The order in which they run: the slowest study must not be the last one."""
-    return tuple(sorted(samplers, key=lambda one: one not in SLOW))

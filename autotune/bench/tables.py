@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from autotune.bench.document import subject
+from autotune.bench.jobs import Ran
 from autotune.bench.replay import MOST_LAUNCHES
-from autotune.bench.summary import Comparison, Figures, Launches, Study, by_sampler, compare, pooled
+from autotune.bench.summary import Comparison, Figures, Launches, by_sampler, compare, pooled
 from autotune.bench.surfaces import SurfaceKind
 from autotune.bench.survival import Ratio
 from autotune.report.grid import Unbroken, add, column, grid, titled
@@ -16,8 +18,9 @@ from autotune.report.grid import Unbroken, add, column, grid, titled
 _NOT_SEEN = f">{MOST_LAUNCHES}"
 
 
-def tables(studies: Sequence[Study]) -> Group:
-    """Everything that the JSON has."""
+def tables(ran: Ran) -> Group:
+    """Everything that the JSON has; of a run that was cut short, between two lines that say so."""
+    studies = ran.studies
     parts: list[RenderableType] = []
     for name in dict.fromkeys(one.surface for one in studies):
         own = [one for one in studies if one.surface == name]
@@ -33,6 +36,12 @@ def tables(studies: Sequence[Study]) -> Group:
             f"{MOST_LAUNCHES}; minutes are simulated."
         )
     )
+    if ran.stopped is not None:
+        mark = Unbroken(
+            text=f"PARTIAL: {len(studies)} of {ran.asked} studies ({ran.stopped}). Samplers have unequal numbers of "
+            "studies, on part of the surfaces."
+        )
+        parts = [mark, Text(), *parts, mark]
     return Group(*parts)
 
 

@@ -229,8 +229,8 @@ def _left_behind(latest: Entry, written: tuple[Path, ...]) -> tuple[Path, ...]:
 
 def _why(view: StudyView, trial: Trial, *, named: bool) -> str:
     """The reason where the operator gave none."""
-    if named or view.pick is None:
-        return f"trial {trial.number} was named on the command line"
+    if view.pick is None or (named and trial.number != view.pick.number):
+        return f"trial {trial.number} was named"
     return f"the study's pick ({view.pick.rule}): {view.pick.reason}"
 
 

@@ -29,6 +29,8 @@ from autotune.records import (
     Origin,
     Outcome,
     Phase,
+    Quality,
+    QualityState,
     ServerDelta,
     ServerFacts,
     Slo,
@@ -232,6 +234,40 @@ def usual(store: Store, name: str = "usual", *, slo: str | None = None, simulate
     add(failed(Outcome.FAULTED, FailureClass.HANG), {"max-num-seqs": 256, "enforce-eager": True})
     add(measured(2010, 0.60, simulated=simulated), {}, repeat_of=0)
     add(measured(2880, 0.335, simulated=simulated), {"max-num-seqs": 512, "max-num-batched-tokens": 4096}, repeat_of=4)
+    return name
+
+
+def guarded(store: Store, name: str = "guarded") -> str:
+    """A study that tried an fp8 KV cache, which held its answers, and fp8 weights, which lost them."""
+    add_study(store, name)
+    held = Quality(
+        state=QualityState.HELD,
+        why="all figures are within their thresholds",
+        prompt_set="shipped (1a2b3c4d)",
+        prompts=36,
+        reference="trial 0",
+        lossy=("kv-cache-dtype=fp8",),
+        perplexity_ratio=Estimate(value=1.0012, low=0.9991, high=1.0031),
+        logprob_gap=Estimate(value=0.0204, low=0.0151, high=0.0252),
+        agreement=Estimate(value=0.875, low=0.802, high=0.951),
+        by_subject=(("code", 0.9), ("mathematics", 0.85)),
+        seconds=12.0,
+    )
+    lost = replace(
+        held,
+        state=QualityState.LOST,
+        why="greedy agreement 0.21 [0.15 .. 0.28] is below 0.6",
+        lossy=("quantization=fp8",),
+        agreement=Estimate(value=0.21, low=0.15, high=0.28),
+    )
+    reference = Quality(state=QualityState.REFERENCE, why="others are compared with it", prompts=36)
+    for tok_s, ttft_s, values, quality in (
+        (2000, 0.62, {}, reference),
+        (2600, 0.41, {"kv-cache-dtype": "fp8"}, held),
+        (3400, 0.38, {"quantization": "fp8"}, lost),
+        (2100, 0.60, {"max-num-seqs": 512}, None),
+    ):
+        add_trial(store, name, replace(measured(tok_s, ttft_s), quality=quality), values)
     return name
 
 

@@ -130,7 +130,13 @@ def test_a_study_begun_on_the_page_runs_and_shows_its_pick(looking: Looking, ser
     page.locator("dialog[open] pre", has_text="Pick: trial").wait_for()
 
 
-def test_a_trial_is_verified_on_the_page_and_its_whole_record_is_there(
+def begin_verifying(page: Any, *, launches: int) -> None:
+    page.locator("#promote-launches").fill(str(launches))
+    page.locator("dialog pre", has_text="services:").first.wait_for()
+    page.locator("button", has_text="Verify and promote").click()
+
+
+def test_a_trial_is_verified_on_the_page_stopped_and_verified_again_and_its_whole_record_is_there(
     looking: Looking, service: str, own: Places
 ) -> None:
     begun = (
@@ -152,11 +158,20 @@ def test_a_trial_is_verified_on_the_page_and_its_whole_record_is_there(
     page = ready(looking(f"{service}/studies/verified/trials/0"))
     page.locator("dialog[open] button", has_text="Promote …").click()
     page.locator("#promote-simulated").check()
-    for field in ("#promote-launches", "#promote-most"):
-        page.locator(field).fill("2")
-    page.locator("dialog pre", has_text="services:").first.wait_for()
-    page.locator("button", has_text="Verify and promote").click()
+    stop = page.locator("dialog button", has_text="Stop the verification")
     going = page.locator("section[aria-label='Verification']")
+    page.locator("#promote-most").fill("100")
+    begin_verifying(page, launches=100)
+    expect(going.locator("pre")).to_contain_text("gate: launch 1 of 100", timeout=60_000)
+    stop.click()
+    expect(going.get_by_role("status")).to_have_text("stopped the verification was stopped; nothing was promoted")
+    expect(going).to_contain_text("Nothing was written.")
+    expect(going.locator("text=It goes on when this is closed")).to_be_hidden()
+    expect(stop).to_be_hidden()
+    assert axe.violations(page) == []
+    assert page.evaluate("fetch('/api/v1/promotions').then(answer => answer.json())")["promotions"] == []
+    page.locator("#promote-most").fill("2")
+    begin_verifying(page, launches=2)
     expect(going.locator("pre")).to_contain_text("gate: launch 1 of 2", timeout=60_000)
     record = going.locator(".gate").first
     expect(record.locator(".tag").first).to_have_text(re.compile("gate (passed|failed|inconclusive)"), timeout=60_000)
@@ -169,9 +184,9 @@ def test_a_trial_is_verified_on_the_page_and_its_whole_record_is_there(
         2
     )  # an interval
     expect(record).to_contain_text("Quality guard")
-    expect(page.locator("dialog button", has_text="Stop the verification")).to_be_hidden()
+    expect(stop).to_be_hidden()
     page.goto(f"{service}/studies/verified/trials/0")
-    expect(page.locator("dialog[open] h3", has_text="Verified against what ran (1)")).to_be_visible()
+    expect(page.locator("dialog[open] h3", has_text="Verified against what ran (verification 2)")).to_be_visible()
 
 
 def test_a_promotion_is_previewed_made_and_rolled_back(looking: Looking, service: str, own: Places) -> None:
@@ -224,6 +239,45 @@ def test_the_queue_stands_in_the_order_in_which_it_runs(looking: Looking, servic
         {"id": "a", "state": "failed", "position": None},
     ]
     assert page.evaluate(order, newest_first) == ["c", "b", "d", "f", "e", "a"]
+
+
+def test_what_became_of_the_answers_stands_beside_the_figures(looking: Looking, service: str, own: Places) -> None:
+    with Store.open(own.database) as store:
+        made_studies.guarded(store)
+    page = ready(looking(f"{service}/studies/guarded"))
+    launches = page.locator("section", has=page.locator("h2#launches"))
+    expect(launches.locator("thead")).to_contain_text("answers")
+    cells = launches.locator("tbody tr td:nth-child(5)")
+    expect(cells).to_have_text(["reference", "held 88% alike", "LOST 21% alike", "–"])
+    page.locator(".mark[data-number='2']").focus()
+    expect(page.locator("section.hero .tip")).to_contain_text("answersLOST, 21% alike")
+    expect(page.locator(".verdict h2")).to_contain_text("Pick: trial 1")  # not the fastest, whose answers differ
+    page.goto(f"{service}/studies/guarded/trials/2")
+    part = page.locator("dialog[open] section", has=page.locator("h3", has_text="Answers"))
+    expect(part).to_contain_text("greedy agreement 0.21 [0.15 .. 0.28] is below 0.6")
+    expect(part.locator("tbody tr")).to_have_text(
+        [
+            "perplexity ratio1.001 0.999 to 1.003",
+            "log-probability gap, nats0.020 0.015 to 0.025",
+            "greedy agreement21.0 % 15.0 % to 28.0 %",
+        ]
+    )
+    expect(part).to_contain_text("36 prompts of shipped (1a2b3c4d), against trial 0, in 12.0 s")
+    assert axe.violations(page) == []
+    page.goto(f"{service}/studies/usual")
+    expect(ready(page).locator("section", has=page.locator("h2#launches")).locator("thead")).not_to_contain_text(
+        "answers"
+    )
+
+
+def test_a_command_line_is_broken_between_its_words(looking: Looking, service: str) -> None:
+    page = ready(looking(f"{service}/studies/usual", viewport=PHONE))
+    line = page.locator(".copy pre").first
+    assert re.fullmatch(r"vllm serve \S+( \S+)+", line.evaluate("one => one.textContent"))
+    row = line.evaluate("one => Number.parseFloat(getComputedStyle(one).lineHeight)")
+    heights = line.locator(".word").evaluate_all("all => all.map(one => one.offsetHeight)")
+    assert len(heights) > 4
+    assert heights == pytest.approx([row] * len(heights), abs=2)
 
 
 def test_two_trials_are_compared(looking: Looking, service: str) -> None:

@@ -84,8 +84,12 @@ class Axis:
         """Whether a shift is shown to be worse than `than` (a logarithm)."""
         return self.sign * (than - shift.log) > self.worse_half(shift, extra)
 
+    def would_have_shown(self, shift: Shift, extra: float = 0.0) -> str:
+        """By how much worse would have shown: a rate loses less than all of it, a time may be many times as long."""
+        return f"{_percent(-self.sign * self.worse_half(shift, extra))} against that would have shown"
+
     def worse_half(self, shift: Shift, extra: float = 0.0) -> float:
-        """By how much worse would have shown."""
+        """The same as a logarithm's size."""
         level = self.look.level(WORSE_ALPHA)
         return shift.spread.half_width(shift.share, level, extra, seen_alpha=self.look.level(WORSE_SEEN_ALPHA))
 
@@ -189,12 +193,11 @@ def as_claimed(e: Evidence, axis: Axis, name: str) -> GateCriterion:
     if axis.shift is None:
         return GateCriterion(name=name, asked=asked, state=_UNDECIDED, found="too few launches were measured")
     shift = axis.shift
-    shown = math.expm1(axis.worse_half(shift, extra))
     return GateCriterion(
         name=name,
         asked=asked,
         state=_BROKEN if axis.worse(shift, claim, extra) else _HELD,
-        found=f"{_percent(shift.log)}; by {shown:.1%} worse than that would have shown",
+        found=f"{_percent(shift.log)}; {axis.would_have_shown(shift, extra)}",
         figures=(
             GateFigure(
                 name=f"{axis.name}, {e.candidate.label} over {e.against.label}",
@@ -218,8 +221,7 @@ def _absolute(axis: Axis, name: str, claim: Estimate) -> GateCriterion:
         name=name,
         asked=asked,
         state=_BROKEN if axis.worse(mean, math.log(claim.value), extra) else _HELD,
-        found=f"{math.exp(mean.log):,.4g} {axis.unit}; by "
-        f"{math.expm1(axis.worse_half(mean, extra)):.1%} worse than that would have shown",
+        found=f"{math.exp(mean.log):,.4g} {axis.unit}; {axis.would_have_shown(mean, extra)}",
         figures=(GateFigure(name=axis.name, unit=axis.unit, estimate=mean.ratio, bound=claim.value),),
     )
 

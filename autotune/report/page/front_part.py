@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.records import Estimate, Outcome, SloMetric, Trial
+from autotune.records import Estimate, Outcome, Quality, SloMetric, Trial
 from autotune.report.json_view import early_document, reason_of
+from autotune.report.quality_text import quality_cell, quality_of
 from autotune.report.running import gain_document, running_document, running_lines
 from autotune.report.view import StudyView
 from autotune.report.wording import changes, settings
@@ -133,7 +134,13 @@ def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
         "early": early_document(result.early) if result and result.early else None,
         "caveats": [caveat.code for caveat in trial.caveats],
         "simulated": result.simulated if result else view.simulated,
+        "answers": _answers(result.quality if result else None),
     }
+
+
+def _answers(found: Quality | None) -> dict[str, str] | None:
+    """What the quality guard found, in the words of its column; null where it did not ask."""
+    return None if found is None else {"state": str(found.state), "text": quality_cell(found), "why": found.why}
 
 
 def _is_open(point: Point, trials: Mapping[int, Trial]) -> bool:
@@ -157,6 +164,7 @@ def _config(view: StudyView, trials: Mapping[int, Trial], point: Point) -> dict[
         "gpus": trial.gpus,
         "on_front": point.number in view.front,
         "changes": list(changed),
+        "answers": _answers(quality_of(trial, view.trials)),
         "answers_lost": answers_lost(point, view.trials),
         **gain_document(view, trial),
     }

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from autotune.records import Outcome, Trial
 from autotune.report.certainty import certainty_lines, marks, pick_doubt
+from autotune.report.quality_text import COLUMN as ANSWERS
+from autotune.report.quality_text import quality_cell, quality_of
 from autotune.report.running import marks_running, running_lines
 from autotune.report.view import StudyView
 from autotune.report.wording import (
@@ -102,14 +104,19 @@ def _front(view: StudyView, goodput: bool) -> list[str]:
     shown = view.compared_trials
     if not shown:
         return ["No trial was measured yet, so there is no front."]
-    heads = ["trial", "place", *(["goodput/s per GPU"] if goodput else []), "tok/s per GPU", "TTFT p95", "changes"]
-    rows = [_row(view, trial, goodput) for trial in shown]
-    rule = "|".join("---:" if head not in ("place", "changes") else "---" for head in heads)
+    asked = any(quality_of(trial, view.trials) for trial in shown)
+    heads = [
+        *("trial", "place", *(["goodput/s per GPU"] if goodput else []), "tok/s per GPU", "TTFT p95"),
+        *([ANSWERS] if asked else []),
+        "changes",
+    ]
+    rows = [_row(view, trial, goodput, asked) for trial in shown]
+    rule = "|".join("---:" if head not in ("place", ANSWERS, "changes") else "---" for head in heads)
     lines = [f"| {' | '.join(heads)} |", f"|{rule}|", *(f"| {' | '.join(row)} |" for row in rows)]
     return [f"## Front{' (simulated)' if view.simulated else ''}", "\n".join(lines)]
 
 
-def _row(view: StudyView, trial: Trial, goodput: bool) -> list[str]:
+def _row(view: StudyView, trial: Trial, goodput: bool, asked: bool) -> list[str]:
     means, base = view.joined(trial), view.baseline_trial
     own = base is not None and trial.number == base.number
     roles = [
@@ -126,6 +133,7 @@ def _row(view: StudyView, trial: Trial, goodput: bool) -> list[str]:
         *([brief_requests(means.goodput_rps_per_gpu)] if goodput else []),
         brief_rate(means.output_tok_s_per_gpu),
         brief_latency(means.ttft_p95_s),
+        *([plain(quality_cell(quality_of(trial, view.trials)))] if asked else []),
         "<br>".join(map(code, changed)) or none,
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -133,6 +134,15 @@ def test_a_lower_ttft_that_costs_what_was_claimed_passes_and_costs_no_more():
     found = judge(evidence(abba(**{**slower, "tok_s": 850.0}), **sides))
     assert (found.verdict, state(found, "throughput_as_claimed")) == (GateVerdict.FAILED, BROKEN)
     assert state(found, "gain") is HELD
+
+
+def test_however_little_can_be_told_no_throughput_would_have_shown_to_be_less_than_none():
+    launches = [launch(1, TODAY, tok_s=100.0), launch(2, CANDIDATE, tok_s=5000.0)]
+    launches += [launch(3, CANDIDATE, tok_s=100.0), launch(4, TODAY, tok_s=5000.0)]
+    found = judge(evidence(launches, noise=RunNoise(throughput_sd=2.0, ttft_sd=2.0, repeats=4)))
+    said = {one.name: re.search(r"([+-][0-9.]+)% against that would have shown", one.found) for one in found.criteria}
+    assert -100.0 < float(said["throughput_as_claimed"][1]) < -90.0
+    assert float(said["ttft_as_claimed"][1]) > 100.0
 
 
 def test_a_claim_is_held_against_the_figure_itself_where_today_was_never_measured():

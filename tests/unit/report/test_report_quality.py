@@ -9,12 +9,15 @@ import math
 from dataclasses import replace
 
 import pytest
+from page_cases import FACTS
 from report_cases import measured, study
 
 from autotune.records import Config, Estimate, Quality, QualityState, Trial
 from autotune.report.csv_view import trials_csv
 from autotune.report.detail import trial_detail
 from autotune.report.json_view import show_document, study_document
+from autotune.report.page import front_part
+from autotune.report.page.markdown import report_markdown
 from autotune.report.quality_text import quality_cell, quality_document, quality_of
 from autotune.report.tables import as_text, study_report
 from autotune.report.view import StudyView
@@ -56,6 +59,21 @@ def test_the_front_has_a_column_where_anything_was_asked() -> None:
     assert "held, 88% alike" in text
     assert "reference" in text
     assert "alike" not in as_text(study_report(study()), width=200)
+
+
+def test_the_page_and_the_pull_request_have_the_column_as_well() -> None:
+    page = front_part(guarded(LOST), FACTS)
+    assert [one["answers"] and one["answers"]["text"] for one in page["trials"][:3]] == [
+        "reference",
+        "LOST, 88% alike",
+        None,
+    ]
+    config = next(one for one in page["configs"] if one["number"] == 1)
+    assert config["answers"] == {"state": "lost", "text": "LOST, 88% alike", "why": LOST.why}
+    rows = report_markdown(guarded(LOST)).splitlines()
+    assert "| trial | place | tok/s per GPU | TTFT p95 | answers | changes |" in rows
+    assert [row.split(" | ")[4] for row in rows if row.startswith("| 1 |")] == ["LOST, 88% alike"]
+    assert "answers" not in report_markdown(study())
 
 
 def test_what_was_held_is_no_doubt_and_what_was_lost_is_said() -> None:

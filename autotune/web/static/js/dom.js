@@ -82,8 +82,10 @@ async function copied(text) {
   }
 }
 
+// A command line is broken between its words, and not within a flag at one of its hyphens.
 export function copyBlock(label, text) {
-  return h("div.copy", {}, h("div.row", {}, h("h3", {}, label), copyButton(text)), h("pre", { tabindex: "0", "aria-label": label, role: "region" }, text));
+  const shown = text.includes("\n") ? text : text.split(" ").flatMap((word, place) => [place ? " " : "", h("span.word", {}, word)]);
+  return h("div.copy", {}, h("div.row", {}, h("h3", {}, label), copyButton(text)), h("pre", { tabindex: "0", "aria-label": label, role: "region" }, shown));
 }
 
 // A table from columns {head, cell(row), right, sort(row)}; rows may be marked. `stacked`: on a phone each row is a block;

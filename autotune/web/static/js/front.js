@@ -1,5 +1,6 @@
 // The picture that everything is about: throughput per GPU against p95 TTFT, with a limit that can be moved.
 
+import { answersCell, wereAsked } from "./answers.js";
 import { dataTable, flagList, h, announce } from "./dom.js";
 import { logTicks, responsive, surface, tickRate, tickSeconds, tipFor, watermark, xAxis, yAxis } from "./axes.js";
 import { between, chance, gain, plural, rate, reasonWords, seconds } from "./format.js";
@@ -319,6 +320,7 @@ function configTip(study, config, kind) {
       line(study.goodput ? "tokens/s per GPU at that rate" : "tokens/s per GPU", rate(config.output_tok_s_per_gpu), between(config.output_tok_s_per_gpu_interval, rate)),
       line("TTFT p95", seconds(config.ttft_p95_s), between(config.ttft_p95_s_interval, seconds)),
       line("launches", String(config.launches.length)),
+      config.answers ? line("answers", config.answers.text) : null,
       study.limit_s !== null && !study.keeps(config.number) ? line("limit", "not surely kept") : null,
       standing ? line("on the front with", chance(standing.front_probability)) : null,
       standing?.tied_with.length ? line("tied with", `${standing.tied_with.slice(0, 4).join(", ")}${standing.tied_with.length > 4 ? ` and ${standing.tied_with.length - 4} more` : ""}`) : null,
@@ -348,6 +350,7 @@ function frontTable(study) {
     ...(study.goodput ? [{ head: "tokens/s per GPU at that rate", right: true, cell: (one) => rate(one.output_tok_s_per_gpu) }] : []),
     { head: "TTFT p95", right: true, cell: (one) => seconds(one.ttft_p95_s) },
     { head: "95 % interval", right: true, cell: (one) => between(one.ttft_p95_s_interval, seconds) ?? "–" },
+    ...(wereAsked(rows) ? [{ head: "answers", cell: answersCell }] : []),
     { head: "changes", cell: (one) => flagList(one.changes, "none") },
   ], rows, "configs with figures");
 }

@@ -1,5 +1,6 @@
 // The record of a verification: the verdict, every criterion with its figures, and every launch.
 
+import { TONES, alike, guarded, three } from "./answers.js";
 import { h, table } from "./dom.js";
 import { MISSING, between, bytes, count, flagWords, gain, rate, reasonWords, seconds, share, when } from "./format.js";
 
@@ -91,12 +92,10 @@ function levels(gate) {
 function quality(gate) {
   const rows = gate.launches.filter((one) => one.quality);
   if (!rows.length) return part("Quality guard", h("p.soft", {}, gate.criteria.find((one) => one.name === "quality")?.found ?? "Not asked."));
-  const figure = (found, format) => (found ? [format(found.value), h("span.interval", {}, ` ${range(found, format)}`)] : MISSING);
-  const three = (value) => value.toFixed(3);
   return part("Quality guard", table([
-    { head: "launch", cell: (one) => `${one.place} · ${one.side}` }, { head: "", cell: ({ quality: found }) => h("span.tag", { class: { held: "pick", lost: "bad", undecided: "base" }[found.state] }, found.state.replaceAll("_", " ")) }, { head: "why", cell: ({ quality: found }) => found.why },
-    { head: "perplexity ratio", right: true, cell: ({ quality: found }) => figure(found.perplexity_ratio, three) }, { head: "log-probability gap, nats", right: true, cell: ({ quality: found }) => figure(found.logprob_gap, three) },
-    { head: "agreement", right: true, cell: ({ quality: found }) => figure(found.agreement, (value) => share(value, 1)) }, { head: "prompts", right: true, cell: ({ quality: found }) => count(found.prompts) },
+    { head: "launch", cell: (one) => `${one.place} · ${one.side}` }, { head: "", cell: ({ quality: found }) => h("span.tag", { class: TONES[found.state] ?? null }, found.state.replaceAll("_", " ")) }, { head: "why", cell: ({ quality: found }) => found.why },
+    { head: "perplexity ratio", right: true, cell: ({ quality: found }) => guarded(found.perplexity_ratio, three) }, { head: "log-probability gap, nats", right: true, cell: ({ quality: found }) => guarded(found.logprob_gap, three) },
+    { head: "agreement", right: true, cell: ({ quality: found }) => guarded(found.agreement, alike) }, { head: "prompts", right: true, cell: ({ quality: found }) => count(found.prompts) },
   ], rows, { caption: "What the quality guard found", stacked: true }));
 }
 

@@ -25,7 +25,7 @@ export async function promoteDialog(study, number, live) {
   const author = h("input", { type: "text", id: "promote-author", autocomplete: "off" });
   const skip = h("input", { type: "checkbox", id: "promote-skip", onchange: () => { button.textContent = skip.checked ? "Promote without the gate" : "Verify and promote"; } });
   const simulated = h("input", { type: "checkbox", id: "promote-simulated", onchange: () => show() });
-  const against = h("select", { id: "promote-against" }, h("option", { value: "" }, "what runs today, else the baseline"), h("option", { value: "current" }, "what runs today"), h("option", { value: "baseline" }, "the baseline"));
+  const against = h("select", { id: "promote-against" }, h("option", { value: "" }, "today's, else the baseline"), h("option", { value: "current" }, "what runs today"), h("option", { value: "baseline" }, "the baseline"));
   const first = h("input", { type: "number", id: "promote-launches", min: "2", max: "100", step: "2", value: "4" });
   const most = h("input", { type: "number", id: "promote-most", min: "2", max: "100", step: "2", value: "40" });
   const button = h("button", { type: "button", class: "primary", onclick: () => go() }, "Verify and promote");
@@ -46,7 +46,7 @@ export async function promoteDialog(study, number, live) {
       h("label.check", { class: "wide", for: "promote-skip" }, skip, "Without the gate (recorded loudly in the history)"))),
     before, preview, outcome, h("div.acts", {}, h("div.buttons", {}, button, stopper)));
   show();
-  verified().then((found) => { if (found) { before.hidden = false; replace(before, h("h3", {}, `Verified before (${found.count})`), gateRecord(found.record, { brief: true })); } }).catch(() => {});
+  verified().then((found) => { if (found) { before.hidden = false; replace(before, h("h3", {}, `Verified before (verification ${found.count})`), gateRecord(found.record, { brief: true })); } }).catch(() => {});
 
   function entry(id, label, control) { return h("div.field", {}, h("label", { for: id }, label), control); }
 
@@ -61,7 +61,7 @@ export async function promoteDialog(study, number, live) {
       const { reason: _reason, author: _author, skip_gate: _skip, against: _against, gate_launches: _first, gate_most_launches: _most, ...asked } = wanted;
       const told = await request("/previews", { method: "POST", body: asked });
       if (own !== shown) return;
-      replace(preview, h("h3", {}, "What is written"), files(told.files), h("h3", {}, "What changes against what runs today"), difference(told.diff));
+      replace(preview, h("h3", {}, "What is written"), h("p.soft", {}, "The gate has not run, and the head says so; what is written has the gate's record there, or that it was skipped."), files(told.files), h("h3", {}, "What changes against what runs today"), difference(told.diff));
     } catch (problem) { if (own === shown) replace(preview, problemBox(problem)); }
   }
 
@@ -88,7 +88,7 @@ export async function promoteDialog(study, number, live) {
     }
     button.disabled = false;
     const found = JUDGED.includes(now.exit_code) ? await verified() : null;
-    replace(record, h("p", {}, "Nothing was written."), found ? gateRecord(found.record) : null);
+    replace(record, h("p", { style: { "margin-bottom": ".6rem" } }, "Nothing was written."), found ? gateRecord(found.record) : null);
   }
 }
 

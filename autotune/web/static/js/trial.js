@@ -1,5 +1,6 @@
 // All the evidence of one trial.
 
+import { answersPart } from "./answers.js";
 import { copyBlock, flagList, h, table } from "./dom.js";
 import { openDialog, problemBox } from "./dialog.js";
 import { between, bytes, chance, count, flagWords, gain, rate, reasonWords, seconds, share } from "./format.js";
@@ -27,7 +28,7 @@ export async function openTrial(study, number, actions) {
 // What a gate said of it, whatever the verdict; a promotion holds only those that passed.
 async function verifications(study, number, dialog) {
   const last = (await study.source.gates(study.name, number)).findLast((one) => one.record);
-  if (last) dialog.querySelector(".body").append(section(`Verified against what ran (${last.count})`, gateRecord(last.record)));
+  if (last) dialog.querySelector(".body").append(section(`Verified against what ran (verification ${last.count})`, gateRecord(last.record)));
 }
 
 function swatchOf(kind) {
@@ -92,7 +93,7 @@ function sections(study, told, config) {
     headline(study, told, config), facts(study, told, config),
     section("Settings", flagList(flagWords(told.flags))),
     told.serve ? section(null, copyBlock("Serve it", told.serve)) : null,
-    failure(told), limits(told), levels(told), server(told), resolved(told), phases(told), doubts(told), log(study, told),
+    failure(told), limits(told), levels(told), answers(told), server(told), resolved(told), phases(told), doubts(told), log(study, told),
   ].filter(Boolean);
 }
 
@@ -138,6 +139,11 @@ function levels(told) {
     ramp.length ? [h("h3", { style: { "margin-top": ".6rem" } }, "Ramp that found the load"), table([
       { head: "in flight", right: true, cell: (one) => count(one.concurrency) }, { head: "output tokens/s", right: true, cell: (one) => rate(one.output_tok_s) }, { head: "requests/s", right: true, cell: (one) => rate(one.request_rps) },
       { head: "TTFT p95", right: true, cell: (one) => seconds(one.ttft_s?.p95) }, { head: "TPOT p50", right: true, cell: (one) => seconds(one.tpot_s?.p50) }], ramp, { caption: "Ramp" })] : null);
+}
+
+function answers(told) {
+  const found = answersPart(told.quality);
+  return found && section("Answers, beside the reference's", ...found);
 }
 
 function load(one) {

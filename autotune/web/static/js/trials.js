@@ -1,5 +1,6 @@
 // Every launch in a table.
 
+import { answersCell, wereAsked } from "./answers.js";
 import { flagList, h } from "./dom.js";
 import { between, flagWords, rate, reasonWords, seconds } from "./format.js";
 import { KINDS, failedKind, kindOf, swatch } from "./kinds.js";
@@ -15,6 +16,7 @@ export function trialsTable(study, { open }) {
     ...(goodput ? [{ head: study.first.head, right: true, sort: (one) => one.goodput_rps_per_gpu ?? -1, cell: (one) => figure(one, "goodput_rps_per_gpu", rate) }] : []),
     { head: goodput ? "tokens/s per GPU (closed loop)" : "tokens/s per GPU", right: true, sort: (one) => one.output_tok_s_per_gpu ?? -1, cell: (one) => figure(one, "output_tok_s_per_gpu", rate) },
     { head: "TTFT p95", right: true, sort: (one) => one.ttft_p95_s ?? Infinity, cell: (one) => figure(one, "ttft_p95_s", seconds) },
+    ...(wereAsked(study.front.trials) ? [{ head: "answers", sort: (one) => one.answers?.state ?? "", cell: answersCell }] : []),
     { head: "took", right: true, sort: (one) => one.seconds ?? -1, cell: (one) => seconds(one.seconds) },
     { head: "against the baseline", cell: (one) => { const config = study.configOf(one); return config ? flagList(config.changes, config.number === study.front.baseline ? "vLLM's defaults" : "as the baseline") : flagList(flagWords(one.flags)); } },
   ];

@@ -11,7 +11,8 @@ const OPEN = ["queued", "running", "stopping", "interrupted"];
 // end the showing. The job itself goes on when nobody looks.
 export function followed(job, { outcome, stopper, live, closed, finished }) {
   const state = h("p", { role: "status" }), said = h("pre", { tabindex: "0", role: "region", "aria-label": "What it says", class: "said" }), record = h("div");
-  replace(outcome, h("h3", {}, "Verification"), state, said, h("p.faint", {}, "It goes on when this is closed; the queue shows it, and a pass is among the promotions."), record);
+  const aside = h("p.faint", {}, "It goes on when this is closed; the queue shows it, and a pass is among the promotions.");
+  replace(outcome, h("h3", {}, "Verification"), state, said, aside, record);
   stopper.hidden = stopper.disabled = false;
   stopper.onclick = () => { stopper.disabled = true; request(`/jobs/${encodeURIComponent(job.id)}`, { method: "DELETE" }).catch((problem) => replace(record, problemBox(problem))); };
   let busy = false;
@@ -30,7 +31,7 @@ export function followed(job, { outcome, stopper, live, closed, finished }) {
       draw(now);
       if (OPEN.includes(now.state)) return;
       stop();
-      stopper.hidden = true;
+      stopper.hidden = aside.hidden = true;
       await finished(now, record).catch((problem) => replace(record, problemBox(problem)));
       record.scrollIntoView({ block: "nearest" });
     } finally { busy = false; }

@@ -45,6 +45,13 @@ def serve(
     simulated_only: Annotated[
         bool, typer.Option("--simulated-only", help="Requests may start simulated studies only, and no server.")
     ] = False,
+    look_only: Annotated[
+        bool,
+        typer.Option(
+            "--look-only",
+            help="Show only: no request may change anything, and nothing is written, so the folder may be read-only.",
+        ),
+    ] = False,
     allow_flag: Annotated[
         list[str] | None,
         typer.Option(help="Server flag that a request may pass on, e.g. trust-remote-code; may be given again."),
@@ -114,6 +121,7 @@ def serve(
         vllm_command=vllm_command,
         secure_cookie=behind_tls or tls_cert is not None,
         stop_s=stop_wait,
+        look_only=look_only,
     )
     _check_address(settings)
     run_service(settings, typer.echo, tls=_tls(tls_cert, tls_key))

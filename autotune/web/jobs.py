@@ -198,6 +198,8 @@ def _write(file: Path, fields: dict[str, Any]) -> None:
 
 def may_start(service: Service, name: str) -> tuple[bool, str | None]:
     """Whether `start` would go on with a study, and why not."""
+    if service.settings.look_only:
+        return False, "this service shows, and changes nothing"
     job = service.queue.jobs.open_for(name)
     if job is not None:
         return False, f"job {job.id} is {job.state}"

@@ -352,6 +352,26 @@ class Queue:
 _FATES = {StudyState.FINISHED: Fate.DONE, StudyState.STOPPED: Fate.ASKED_TO_END, StudyState.FAILED: Fate.FAILED}
 
 
+def make_folder(folder: Path) -> None:
+    """The service's own folder.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise _closed(folder, error) from None
+
+
+def _closed(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"{path}: {error.strerror}",
+        hint="The service keeps its queue there: give a --studies-dir that can be written, or --look-only, which "
+        "writes nothing.",
+    )
+
+
 def _locked(folder: Path) -> IO[str]:
     """The service's folder, for this process alone; the kernel lets go when it ends, however that is.
 
@@ -359,15 +379,11 @@ def _locked(folder: Path) -> IO[str]:
         StudyBusy: another service has it.
         StorageError: nothing can be written there.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = (folder / "lock").open("a", encoding="ascii")
     except OSError as error:
-        raise StorageError(
-            f"{folder / 'lock'}: {error.strerror}",
-            hint="The service keeps its queue there: give a --studies-dir that can be written. To look only, "
-            "`autotune report STUDY` writes one file wherever you like.",
-        ) from None
+        raise _closed(folder / "lock", error) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,10 +14,11 @@ from contextlib import suppress
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from autotune.errors import InvalidOption, StorageError
+from autotune.errors import InvalidOption
 from autotune.web.app import make_app
 from autotune.web.door import Door
 from autotune.web.problems import shown_text
+from autotune.web.queue import make_folder
 from autotune.web.settings import ServeSettings
 
 MOST_LOGGED = 1000
@@ -49,10 +50,8 @@ def run_service(settings: ServeSettings, say: Callable[[str], None], *, tls: ssl
         InvalidOption: nobody can listen there.
         StorageError: the studies folder cannot be made.
     """
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise StorageError(f"{settings.folder}: {error.strerror}") from None
+    if not settings.look_only:
+        make_folder(settings.folder)
     logging.getLogger("aiohttp.server").addFilter(is_ours)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(OneLine())

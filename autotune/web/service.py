@@ -148,6 +148,8 @@ class Service:
         Raises:
             StudyBusy: another service has it.
         """
+        if self.settings.look_only:
+            return
         await self.queue.start()
         places = self.settings.places
         if places.storage is not None and locate(places.storage).path is None:

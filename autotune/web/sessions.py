@@ -24,10 +24,11 @@ class Login(BaseModel):
 
 
 class SessionDocument(BaseModel):
-    """Whether the asker may go on, and whether a token is asked for at all."""
+    """Whether the asker may go on, whether a token is asked for at all, and whether anything may be changed."""
 
     authenticated: bool
     token_required: bool
+    look_only: bool
     version: str
 
 
@@ -38,6 +39,7 @@ async def get_session(service: Service, call: Call) -> Answer:
         document={
             "authenticated": not demanded or is_authenticated(service, call.request),
             "token_required": demanded,
+            "look_only": service.settings.look_only,
             "version": __version__,
         }
     )

@@ -45,6 +45,7 @@ class ServeSettings:
         vllm_command: the server command of every study and gate; None: as the environment says.
         secure_cookie: the page is reached by TLS only, ours or a proxy's.
         stop_s: how long studies may take to end when the service does.
+        look_only: no request may change anything, and nothing is written: there is no queue.
     """
 
     places: Places
@@ -57,6 +58,7 @@ class ServeSettings:
     vllm_command: str | None = None
     secure_cookie: bool = False
     stop_s: float = 120.0
+    look_only: bool = False
     limits: Limits = field(default_factory=Limits)
 
     @property

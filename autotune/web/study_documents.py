@@ -184,6 +184,7 @@ class StudyDocument(FrontDocument):
     workload: str
     node: str
     running: RunningDocument | None
+    running_problem: str | None = Field(description="Why it cannot be told what runs today.")
     directory: str
 
 

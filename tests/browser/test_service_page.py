@@ -270,6 +270,20 @@ def test_what_became_of_the_answers_stands_beside_the_figures(looking: Looking, 
     )
 
 
+def test_a_service_that_only_shows_says_so_and_offers_nothing_else(looking: Looking, places: Places) -> None:
+    with served(ServeSettings(places=places, look_only=True)) as address:
+        page = ready(looking(f"{address}/studies/usual/trials/4"))
+        expect(page.locator(".look-tag")).to_be_visible()
+        expect(page.locator("dialog[open] button", has_text="Compare with baseline")).to_be_visible()
+        for view in ("/studies/usual/trials/4", "/studies/one", "/", "/promotions"):
+            page.goto(f"{address}{view}")
+            ready(page)
+            expect(page.locator(".look-tag")).to_be_visible()
+            words = re.compile("^(Promote|New study|Ten more|Go on|Stop|Roll back|Queue$)")
+            expect(page.locator("button:visible, a:visible", has_text=words)).to_have_count(0)
+            assert axe.violations(page) == []
+
+
 def test_a_command_line_is_broken_between_its_words(looking: Looking, service: str) -> None:
     page = ready(looking(f"{service}/studies/usual", viewport=PHONE))
     line = page.locator(".copy pre").first

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from autotune_command import rows, run, wait_for
+from autotune_command import LIGHT, TINY, TRACE, rows, run, wait_for
 from served_command import STUDY, Service
 
 
@@ -112,3 +112,32 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, services: list[Service]) -
     assert (second.code, "--port" in second.err) == (24, True)
     other = run(tmp_path, "serve", "--port", "0")
     assert (other.code, "another `autotune serve` runs" in other.err) == (25, True)
+
+
+def test_a_folder_that_cannot_be_written_is_one_error_and_can_still_be_looked_at(
+    tmp_path: Path, services: list[Service]
+) -> None:
+    words = ("--engine", "simulated", "--trials", "1", "--name", "s")
+    assert run(tmp_path, "study", *TINY, *LIGHT, *words).code == 0
+    studies = tmp_path / "studies"
+    bound = subprocess.run(["mount", "--bind", str(studies), str(studies)], capture_output=True, check=False)
+    if bound.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(studies)], check=True)
+        refused = run(tmp_path, "serve", "--port", "0")
+        assert refused.code == 18
+        assert [("Read-only file system" in refused.err), ("--look-only" in refused.err)] == [True, True]
+        services.append(looking := Service(tmp_path, "--look-only"))
+        assert [study["name"] for study in looking.ask("/api/v1/studies")[1]["studies"]] == ["s"]
+        assert looking.ask("/api/v1/studies/s/front")[1]["baseline"]["number"] == 0
+        assert looking.ask("/api/v1/studies/s/page/evidence")[0] == 200
+        assert looking.ask("/api/v1/nodes")[0] == 200
+        assert looking.ask("/api/v1/studies", STUDY)[0] == 403
+        looking.running.signal(signal.SIGTERM)
+        assert looking.running.end() == 0
+        assert TRACE not in looking.running.err + refused.err
+    finally:
+        for one in services:
+            one.running.give_up()
+        subprocess.run(["umount", str(studies)], check=True)

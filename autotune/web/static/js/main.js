@@ -59,9 +59,10 @@ function unknown(main) {
 function bar() {
   const here = location.pathname;
   const links = [["Studies", "/", here === "/" || here.startsWith("/studies")], ["Promotions", "/promotions", here.startsWith("/promotions")], ["Queue", "/queue", here === "/queue"], ["Nodes", "/nodes", here === "/nodes"], ["New study", "/new", here === "/new"]];
-  replace(document.getElementById("top"), h("a.name", { href: "/" }, "autotune"), h("nav", { "aria-label": "Main" }, links.map(([word, path, current]) => h("a", { href: path, "aria-current": current ? "page" : null }, word))), logout, themeButton());
+  replace(document.getElementById("top"), h("a.name", { href: "/" }, "autotune"), h("nav", { "aria-label": "Main" }, links.map(([word, path, current]) => h("a", { href: path, class: ["/queue", "/new"].includes(path) ? "changing" : null, "aria-current": current ? "page" : null }, word))), looking, logout, themeButton());
 }
 
+const looking = h("span.tag.look-tag", { title: "This service shows, and changes nothing: it was started with --look-only." }, "Look only");
 const logout = h("button", { type: "button", class: "quiet", hidden: true, onclick: async () => { await request("/session", { method: "DELETE" }); leaveFor("/login"); } }, "Log out");
 
 async function oneStudy(main, name, number) {
@@ -74,7 +75,7 @@ async function oneStudy(main, name, number) {
     opened: (chosen) => history.replaceState(null, "", `${path}/trials/${chosen}${location.search}`),
     closed: () => { if (location.pathname.startsWith(`${path}/trials/`)) history.replaceState(null, "", `${path}${location.search}`); },
     limit: (limit_s) => history.replaceState(null, "", `${location.pathname}${limit_s === null ? "" : `?ttft_p95=${Number((limit_s * 1000).toPrecision(6))}ms`}`),
-    buttons: (study) => [...steering(study), doing],
+    buttons: (study) => [h("span.changing", {}, steering(study)), doing],
   };
   let page;
   try {
@@ -155,4 +156,4 @@ document.addEventListener("click", (event) => {
 window.addEventListener("popstate", show);
 applyTheme();
 show();
-request("/session").then((told) => { logout.hidden = !told.token_required; }).catch(() => {});
+request("/session").then((told) => { logout.hidden = !told.token_required; document.documentElement.classList.toggle("look-only", told.look_only); }).catch(() => {});

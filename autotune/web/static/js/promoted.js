@@ -19,7 +19,7 @@ export async function promotionsPage(main, name, live) {
     return [
       h("button", { type: "button", "aria-label": `Files of ${one.label}`, onclick: () => openFiles(one) }, "Files"),
       earlier ? h("button", { type: "button", "aria-label": `Against version ${earlier.version}: what ${one.label} changed`, onclick: () => openDiff(one, earlier) }, `Against version ${earlier.version}`) : null,
-      one.current && earlier ? h("button", { type: "button", class: "danger", onclick: () => rollback(one, draw) }, "Roll back …") : null,
+      one.current && earlier ? h("button", { type: "button", class: "danger changing", onclick: () => rollback(one, draw) }, "Roll back …") : null,
     ];
   };
   await draw();

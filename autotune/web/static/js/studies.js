@@ -10,14 +10,14 @@ export async function studiesPage(main, live) {
   let rows = (await request("/studies")).studies;
   const list = h("div.studies");
   const filter = h("input", { type: "search", placeholder: "Find a study or model", "aria-label": "Find a study or model", oninput: () => draw() });
-  replace(main, h("div.head", {}, h("div.line", {}, h("h1", {}, "Studies"), h("span", { style: { flex: "1" } }), rows.length > 5 ? filter : null, h("a.button.primary-link", { href: "/new" }, "New study"))), list);
+  replace(main, h("div.head", {}, h("div.line", {}, h("h1", {}, "Studies"), h("span", { style: { flex: "1" } }), rows.length > 5 ? filter : null, h("a.button.primary-link.changing", { href: "/new" }, "New study"))), list);
   main.removeAttribute("aria-busy");
 
   function draw() {
     const word = filter.value.trim().toLowerCase();
     const shown = rows.filter((row) => !word || `${row.name} ${row.model} ${row.workload}`.toLowerCase().includes(word))
       .sort((a, b) => Number(b.state === "running") - Number(a.state === "running") || (b.created_at ?? "").localeCompare(a.created_at ?? ""));
-    if (!rows.length) { replace(list, h("div.empty", {}, h("b", {}, "There is no study yet"), h("p", {}, "Begin one here, or with ", h("code", {}, "autotune study --model … --workload chat"), "."), h("a.button", { href: "/new" }, "New study"))); return; }
+    if (!rows.length) { replace(list, h("div.empty", {}, h("b", {}, "There is no study yet"), h("p", {}, h("span.changing", {}, "Begin one here, or with "), h("span.looking", {}, "One is begun with "), h("code", {}, "autotune study --model … --workload chat"), "."), h("a.button.changing", { href: "/new" }, "New study"))); return; }
     replace(list, shown.length ? h("ul.rows", {}, shown.map(studyRow)) : h("p.soft", {}, "Nothing has this in its name."));
   }
 

@@ -195,7 +195,7 @@ function verdict(study, { open, actions, host }) {
     h("div.big", {}, h("b", {}, study.firstText(config), h("span.unit", {}, study.first.unit)), study.goodput ? h("span", {}, `goodput; ${rate(config?.output_tok_s_per_gpu)} output tokens/s per GPU at that rate`) : null, h("span", {}, against(config, base, ratio(config, "output_tok_s_per_gpu"), expected?.expected_throughput_gain_interval))),
     h("div.big", {}, h("b", {}, seconds(config?.ttft_p95_s), h("span.unit", {}, "p95 TTFT")), h("span", {}, against(config, base, ratio(config, "ttft_p95_s"), expected?.expected_ttft_gain_interval)))));
   parts.push(
-    h("div.buttons", {}, actions.promote ? h("button", { type: "button", class: "primary", onclick: () => actions.promote(pick.number) }, "Promote …") : null,
+    h("div.buttons", {}, actions.promote ? h("button", { type: "button", class: "primary changing", onclick: () => actions.promote(pick.number) }, "Promote …") : null,
       h("button", { type: "button", onclick: () => open(pick.number) }, "Evidence"),
       base && pick.number !== study.front.baseline ? h("button", { type: "button", onclick: () => actions.compare(study.front.baseline, pick.number) }, "Compare with baseline") : null),
     h("p.why", {}, reason(study, pick)),

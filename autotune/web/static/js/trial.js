@@ -13,7 +13,7 @@ export async function openTrial(study, number, actions) {
   const kind = !trial ? "running" : config && trial.outcome === "measured" && !trial.void ? kindOf(study, config, study.pick?.number ?? null) : failedKind(trial);
   const buttons = [];
   if (actions.compare && config) buttons.push(h("button", { type: "button", onclick: () => { opened.dialog.close(); actions.compare(study.front.baseline, config.number); } }, "Compare with baseline"));
-  if (actions.promote && config) buttons.push(h("button", { type: "button", class: "primary", onclick: () => { opened.dialog.close(); actions.promote(config.number); } }, "Promote …"));
+  if (actions.promote && config) buttons.push(h("button", { type: "button", class: "primary changing", onclick: () => { opened.dialog.close(); actions.promote(config.number); } }, "Promote …"));
   const opened = openDialog([`Trial ${number}`, h("span.tag", { class: tone(kind) }, swatchOf(kind), KINDS[kind].word), study.simulated ? h("span.tag.sim", {}, "SIMULATED") : null], h("p.loading", {}, "Loading …"), { actions: buttons, onclose: actions.closed });
   try {
     const told = await study.source.trial(study.name, number);

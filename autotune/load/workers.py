@@ -49,6 +49,9 @@ END_LIMIT_S = 30.0
 
 EXIT_LIMIT_S = 2.0
 
+STATUS_LIMIT_S = 30.0
+"""Until the status of a worker is known that closed its output: it is ending, however busy the machine."""
+
 _MODULE = "autotune.load.workers_child"
 _SOURCE = str(Path(__file__).resolve().parents[2])
 
@@ -193,7 +196,7 @@ class _Worker:
         message = await receive(self._out)
         if message is None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.process.wait(), EXIT_LIMIT_S)
+                await asyncio.wait_for(self.process.wait(), STATUS_LIMIT_S)
             status = self.process.returncode
             raise LoadWorkerLost(
                 f"{self._name} ended before its work was done"

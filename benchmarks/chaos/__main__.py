@@ -8,7 +8,7 @@ again. A round is over when the study has reached its end; then:
 
 | figure | counts |
 |---|---|
-| orphans | processes of the round that are still there 3 s later, or 3 s after a kill that nothing followed |
+| orphans | processes of the round that are still there 30 s later, or 30 s after a kill that nothing followed |
 | leases_left | lock files that somebody still holds |
 | lost_trials | finished trials that changed, went, or came twice; missing ones; raw records that cannot be read |
 | wrong_outcomes | attempts or trials that ended otherwise than what was dealt to them makes them |

@@ -40,7 +40,7 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GRACE_S = 0.7
 """Servers have that long from TERM to KILL."""
 
-GONE_S = 3.0
+GONE_S = 30.0
 """After the study's end, or after a kill with a pause, nothing of it may be there for longer than this."""
 
 GPUS = 2
@@ -62,7 +62,7 @@ class Pace:
     @property
     def deadline_s(self) -> float:
         """For a start or a level of a round in which something hangs."""
-        return max(3.0, 5 * self.start_s)
+        return max(10.0, 6 * self.start_s)
 
     def limit_s(self, deal: Deal) -> float:
         """Within which one run of the tuner must have ended, whatever its servers do."""

@@ -12,7 +12,7 @@ from aiohttp import web
 from autotune.web.app import make_app
 from autotune.web.settings import ServeSettings
 
-START_S, STOP_S = 20.0, 60.0
+START_S, STOP_S = 120.0, 300.0
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import pytest
 NAME = "AUTOTUNE_TEST_POSTGRES_URL"
 """An empty database of the operator's, instead of one of our own."""
 
-START_S = 60.0
+START_S = 300.0
 
 
 def programs() -> Path | None:
@@ -37,10 +37,12 @@ def account() -> str | None:
     return next(name for name in ("postgres", "nobody") if name in names)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def kept_port() -> socket.socket:
+    """A port that nobody else is given while this socket is open, and that a server may listen on."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    return kept
 
 
 @pytest.fixture(scope="session")
@@ -54,10 +56,10 @@ def postgres_url() -> Iterator[str]:
     if there is None or importlib.util.find_spec("psycopg") is None:
         pytest.skip("no PostgreSQL here (Debian: apt-get install postgresql), or no psycopg")
     user = account()
-    with tempfile.TemporaryDirectory(prefix="autotune-pg-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="autotune-pg-", ignore_cleanup_errors=True) as folder, kept_port() as kept:
         if user is not None:
             shutil.chown(folder, user)
-        data, port = f"{folder}/data", free_port()
+        data, port = f"{folder}/data", int(kept.getsockname()[1])
         words = [
             "--no-sync",
             "--auth=trust",
@@ -88,7 +90,7 @@ def postgres_url() -> Iterator[str]:
             yield f"postgresql://autotune@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)  # its "fast" shutdown
-            server.wait(30)
+            server.wait(START_S)
 
 
 @pytest.fixture

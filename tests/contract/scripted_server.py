@@ -51,6 +51,8 @@ class Script:
     content_type: str = "text/event-stream"
     before_head_s: float = 0.0
     headers: dict[str, str] = field(default_factory=dict)
+    waits_for: Callable[[], bool] | None = None
+    """Nothing is said before it is so."""
 
 
 @dataclass(slots=True)
@@ -132,6 +134,8 @@ async def serving(answer: Callable[[int, dict[str, Any]], Script], *, tokens_of:
 
 async def _perform(request: web.Request, script: Script) -> web.StreamResponse:
     await asyncio.sleep(script.before_head_s)
+    while script.waits_for is not None and not script.waits_for():
+        await asyncio.sleep(0.005)
     response = web.StreamResponse(status=script.status, headers=script.headers)
     response.content_type = script.content_type
     await response.prepare(request)
@@ -146,6 +150,6 @@ async def _perform(request: web.Request, script: Script) -> web.StreamResponse:
                     request.transport.abort()
                 return response
             case Hang():
-                await asyncio.sleep(30)
+                await asyncio.sleep(3600)
     await response.write_eof()
     return response

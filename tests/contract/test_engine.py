@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from held_up import again_when_held_up
 
 from autotune.engine.base import Engine, LaunchFailed, LaunchPlan, Milestone, Server, ServerDied, ServerIdentity
 from autotune.engine.command import parse_command
@@ -71,8 +72,8 @@ class Adapter:
             gpu_indices=(),
             extra_args=self.extra(config),
             directory=self.directory,
-            start_deadline_s=20.0,
-            stall_deadline_s=20.0,
+            start_deadline_s=600.0,
+            stall_deadline_s=600.0,
         )
 
     async def launch(self, config: Config) -> tuple[Server, list[ServerIdentity], list[Milestone]]:
@@ -164,7 +165,7 @@ async def test_a_closed_loop_gives_one_record_per_request_in_order(adapter: Adap
     server, _, _ = await adapter.launch(GOOD)
     try:
         level, planned = closed_level()
-        result = await server.drive(level, planned, deadline_s=20.0)
+        result = await server.drive(level, planned, deadline_s=600.0)
         assert [record.index for record in result.records] == list(range(6))
         for record in result.records:
             assert record.error is None
@@ -182,7 +183,7 @@ async def test_an_open_loop_keeps_its_schedule(adapter: Adapter) -> None:
     server, _, _ = await adapter.launch(GOOD)
     try:
         level, planned = open_level()
-        result = await server.drive(level, planned, deadline_s=20.0)
+        result = await server.drive(level, planned, deadline_s=600.0)
         due = [request.scheduled_s for request in planned]
         assert [record.scheduled_s for record in result.records] == pytest.approx(due, abs=1e-5)
         assert all(record.error is None for record in result.records)
@@ -202,14 +203,15 @@ class EnoughAfter:
         return len(waits) >= self.looks[1]
 
 
+@again_when_held_up
 async def test_what_looks_have_no_need_of_is_never_sent(adapter: Adapter) -> None:
     server, _, _ = await adapter.launch(GOOD)
     try:
         level, planned = open_level(12)
-        result = await server.drive(level, planned, deadline_s=20.0, looks=EnoughAfter())
+        result = await server.drive(level, planned, deadline_s=600.0, looks=EnoughAfter())
         assert [record.index for record in result.records] == [0, 1, 2, 3]
         assert all(record.error is None for record in result.records)
-        assert len((await server.drive(level, planned, deadline_s=20.0)).records) == 12
+        assert len((await server.drive(level, planned, deadline_s=600.0)).records) == 12
     finally:
         await server.stop()
 
@@ -218,7 +220,7 @@ async def test_several_levels_in_one_launch(adapter: Adapter) -> None:
     server, _, _ = await adapter.launch(GOOD)
     try:
         for level, planned in (closed_level(4, 2), open_level(), closed_level(2, 1)):
-            result = await server.drive(level, planned, deadline_s=20.0)
+            result = await server.drive(level, planned, deadline_s=600.0)
             assert len(result.records) == level.requests
     finally:
         await server.stop()
@@ -240,7 +242,7 @@ async def test_a_server_that_dies_under_load_says_why(adapter: Adapter) -> None:
     try:
         level, planned = closed_level()
         with pytest.raises(ServerDied) as caught:
-            await asyncio.wait_for(server.drive(level, planned, deadline_s=60.0), 20.0)
+            await asyncio.wait_for(server.drive(level, planned, deadline_s=600.0), 120.0)
         assert caught.value.failure.kind is FailureClass.OOM_UNDER_LOAD
         assert caught.value.failure.exit_status == -9
     finally:
@@ -259,7 +261,7 @@ async def test_a_server_answers_the_quality_guard_or_says_why_not(adapter: Adapt
     server, _, _ = await adapter.launch(GOOD)
     try:
         prompts = load_prompts().prompts[:2]
-        found = await server.ask(prompts, output_tokens=4, deadline_s=20.0)
+        found = await server.ask(prompts, output_tokens=4, deadline_s=600.0)
         assert bool(found.answers) is (found.problem is None)
         assert len(found.answers) in (0, len(prompts))
         if adapter.engine.kind is EngineKind.SIMULATED:

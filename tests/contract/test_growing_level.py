@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from held_up import again_when_held_up
 from scripted_server import DONE, Pause, Script, delta, serving, usage
 
 from autotune.load.arrivals import open_level, schedule
@@ -53,6 +54,7 @@ async def driven(
 
 
 @pytest.mark.parametrize("kind", TransportKind)
+@again_when_held_up
 async def test_it_goes_on_while_the_p95_is_not_known(kind: TransportKind) -> None:
     # One in 15 waits 0.3 s, 6.7 %: the p95 may be either, and 200 requests do not tell. At 100 per second two of those
     # are under way at a time; a machine that is busy must hold eight more back, 80 ms, to look like a server behind.
@@ -65,6 +67,7 @@ async def test_it_goes_on_while_the_p95_is_not_known(kind: TransportKind) -> Non
 
 
 @pytest.mark.parametrize("kind", TransportKind)
+@again_when_held_up
 async def test_what_is_not_needed_is_never_sent(kind: TransportKind) -> None:
     # After half a second none of 100 has its first token: more would tell the same.
     records, seen = await driven(kind, LEVEL, lambda _n: 1.5)
@@ -76,6 +79,7 @@ async def test_what_is_not_needed_is_never_sent(kind: TransportKind) -> None:
 
 
 @pytest.mark.parametrize("kind", TransportKind)
+@again_when_held_up
 async def test_a_level_ends_where_another_config_is_shown_to_be_better(kind: TransportKind) -> None:
     looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.01), saturated=None))
     records, seen = await driven(kind, LEVEL, lambda _n: 0.1, looks=looks)
@@ -85,6 +89,7 @@ async def test_a_level_ends_where_another_config_is_shown_to_be_better(kind: Tra
     assert (looks.found.bar.rival, looks.found.requests) == (1, 13)
 
 
+@again_when_held_up
 async def test_a_request_that_failed_at_once_waits_for_nothing() -> None:
     looks = LevelLooks(LEVEL, Bars(dominated=Bar(rival=1, ttft_s=0.3), saturated=None))
     # One in four is refused at once, and would be beyond the bar 0.3 s later, ten of the first 40; no other one waits.
@@ -99,6 +104,7 @@ async def test_a_request_that_failed_at_once_waits_for_nothing() -> None:
     assert sum(record.error is not None for record in records) >= 25
 
 
+@again_when_held_up
 async def test_a_deadline_after_it_has_ended_blames_nothing_that_was_not_sent() -> None:
     records, seen = await driven(TransportKind.RAW, LEVEL, lambda _n: 5.0, deadline_s=1.2)
     # All 200 would have been due by 1 s; the level had ended with 100.

@@ -1,7 +1,6 @@
 """The load client at the wire, against a server whose truth is known from its script.
 
-Lower bounds on times are exact (a server that pauses 60 ms cannot be faster); upper bounds are those of a busy
-two-core machine.
+Lower bounds on times are exact (a server that pauses 60 ms cannot be faster); upper bounds are those of what hangs.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from held_up import again_when_held_up
 from scripted_server import DONE, Hang, Pause, Reset, Script, Send, Step, delta, frame, serving, text, usage
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -31,7 +31,8 @@ from autotune.load.words import COMMON_WORDS
 from autotune.load.workloads import Api, load_workload
 from autotune.records import Arrivals, ClockKind, LevelRole, LoadLevel, PlannedRequest, RequestRecord
 
-SLACK_S = 1.0
+SLACK_S = 30.0
+PATIENCE_S = 600.0
 
 
 class Carrier:
@@ -56,8 +57,8 @@ def options(api: Api = Api.CHAT, **changes: Any) -> DriveOptions:
         api=api,
         model="m",
         render=lambda request: f"prompt {request.content_seed}",
-        timeouts=Timeouts(request_s=10.0, stall_s=5.0, connect_s=5.0),
-        deadline_s=20.0,
+        timeouts=Timeouts(request_s=PATIENCE_S, stall_s=PATIENCE_S, connect_s=PATIENCE_S),
+        deadline_s=PATIENCE_S,
         stagger_s=0.0,
         transport=Carrier.kind,
     )
@@ -93,6 +94,7 @@ async def one(*steps: Step, opts: DriveOptions | None = None, script: Script | N
 
 @either_transport
 class TestTokens:
+    @again_when_held_up
     async def test_role_only_chunk_is_no_token(self) -> None:
         record = await one(
             delta(role="assistant", content=""),
@@ -122,6 +124,7 @@ class TestTokens:
         assert (ttft_s(record) or 0) >= 0.06
 
     @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+    @again_when_held_up
     async def test_reasoning_is_the_first_token(self, name: str) -> None:
         record = await one(
             delta(role="assistant", content=""),
@@ -145,6 +148,7 @@ class TestTokens:
         assert record.error is None
         assert record.counted_tokens == 2
 
+    @again_when_held_up
     async def test_several_tokens_per_chunk_do_not_change_tpot(self) -> None:
         # Nine tokens: one, then four chunks of two, 40 ms apart: 160 ms for 8 tokens is 20 ms each.
         steps: list[Step] = [delta(content="a")]
@@ -171,6 +175,7 @@ class TestTokens:
         assert m.total_tok_s is None
         assert "no_usage" in {c.code for c in m.caveats}
 
+    @again_when_held_up
     async def test_latency_ends_at_the_last_token(self) -> None:
         record = await one(delta(content="a"), delta("stop", content="b"), Pause(0.3), usage(5, 2), DONE)
         assert record.last_token_s is not None
@@ -254,11 +259,11 @@ class TestFailures:
         await self.failed("reset", Reset())
 
     async def test_stall(self) -> None:
-        quick = options(timeouts=Timeouts(request_s=10.0, stall_s=0.3, connect_s=5.0))
+        quick = options(timeouts=Timeouts(request_s=PATIENCE_S, stall_s=0.3, connect_s=PATIENCE_S))
         await self.failed("stalled", delta(content="a"), Hang(), opts=quick)
 
     async def test_request_timeout(self) -> None:
-        quick = options(timeouts=Timeouts(request_s=0.3, stall_s=5.0, connect_s=5.0))
+        quick = options(timeouts=Timeouts(request_s=0.3, stall_s=PATIENCE_S, connect_s=PATIENCE_S))
         await self.failed("stalled", delta(content="a"), Hang(), opts=quick)
 
     async def test_stream_that_just_ends(self) -> None:
@@ -293,7 +298,7 @@ class TestFailures:
         async with serving(lambda _n, _b: Script(steps=steps)) as (url, _seen):
             records, duration_s = await drive(url, level(2), planned(2), options=options())
         assert [r.error for r in records] == [None, None]
-        assert duration_s < 5
+        assert duration_s < PATIENCE_S / 5
 
     async def test_a_failed_request_is_not_repeated(self) -> None:
         async with serving(lambda _n, _b: Script(status=503)) as (url, seen):
@@ -306,6 +311,7 @@ GOOD = (delta(role="assistant", content=""), delta(content="a"), delta("length",
 
 @either_transport
 class TestClosedLoop:
+    @again_when_held_up
     async def test_holds_its_concurrency(self) -> None:
         script = Script(steps=(Pause(0.03), *GOOD))
         async with serving(lambda _n, _b: script) as (url, seen):
@@ -365,6 +371,7 @@ class TestClosedLoop:
 
 @either_transport
 class TestOpenLoop:
+    @again_when_held_up
     async def test_a_slow_server_shifts_nothing_and_shows_in_ttft(self) -> None:
         """Coordinated omission: a server that serves 20/s under 50/s must show a queue, not a slower client."""
         count = 30
@@ -430,6 +437,7 @@ class TestOpenLoop:
 
 @either_transport
 class TestEnds:
+    @again_when_held_up
     async def test_deadline_ends_open_requests(self) -> None:
         scripts = [Script(steps=GOOD), Script(steps=(delta(content="a"), Hang())), Script(steps=(Hang(),))]
         async with serving(lambda n, _b: scripts[n]) as (url, seen):
@@ -438,12 +446,13 @@ class TestEnds:
         assert [r.error for r in records] == [None, "deadline"]
         assert 0.45 <= duration_s < 0.5 + SLACK_S
 
+    @again_when_held_up
     async def test_deadline_tells_of_requests_due_but_not_sent(self) -> None:
         async with serving(lambda _n, _b: Script(steps=(Hang(),))) as (url, _seen):
             records, _ = await drive(
                 url,
                 level(3, arrivals=Arrivals.CONSTANT, concurrency=None, rate_rps=10.0),
-                planned(3, [0.0, 0.1, 9.0]),
+                planned(3, [0.0, 0.1, 900.0]),
                 options=options(deadline_s=0.5, max_in_flight=1),
             )
         assert [(r.index, r.error, r.sent_s is None) for r in records] == [
@@ -453,11 +462,16 @@ class TestEnds:
 
     async def test_a_dead_server_ends_the_level_at_once(self) -> None:
         gone = asyncio.Event()
-        async with serving(lambda _n, _b: Script(steps=(delta(content="a"), Hang()))) as (url, _seen):
-            asyncio.get_running_loop().call_later(0.2, gone.set)
-            records, duration_s = await drive(url, level(50, concurrency=3), planned(50), options=options(abort=gone))
+        async with serving(lambda _n, _b: Script(steps=(delta(content="a"), Hang()))) as (url, seen):
+            driving = asyncio.create_task(
+                drive(url, level(50, concurrency=3), planned(50), options=options(abort=gone))
+            )
+            while len(seen.requests) < 3:
+                await asyncio.sleep(0.01)
+            gone.set()
+            records, duration_s = await driving
         assert [r.error for r in records] == ["aborted"] * 3
-        assert duration_s < 0.2 + SLACK_S
+        assert duration_s < PATIENCE_S / 5
 
     async def test_cancelling_leaves_nothing_running(self) -> None:
         async with serving(lambda _n, _b: Script(steps=(Hang(),))) as (url, seen):
@@ -550,6 +564,7 @@ class TestTurns:
         assert [records[n].scheduled_s for n in (1, 2)] == [records[0].done_s, records[1].done_s]
         assert all(0.1 <= (ttft_s(r) or 0) < 0.1 + SLACK_S for r in records)
 
+    @again_when_held_up
     async def test_open_loop_sends_a_late_turn_as_soon_as_it_can(self) -> None:
         due = [0.0, 0.02, 0.03, 0.5]
         answers = {0: 0.2, 1: 0.0, 2: 0.0, 3: 0.0}
@@ -572,6 +587,7 @@ class TestTurns:
             records, _ = await drive(url, level(2), talking(None, 0), options=options())
         assert [r.error for r in records] == ["http_5xx", None]
 
+    @again_when_held_up
     async def test_a_turn_that_could_never_be_sent_has_no_record(self) -> None:
         async with serving(lambda _n, _b: Script(steps=(delta(content="a"), Hang()))) as (url, _seen):
             for arrivals, due in ((Arrivals.CLOSED, None), (Arrivals.POISSON, [0.0, 0.01, 0.02])):
@@ -671,7 +687,7 @@ class TestPreparing:
         async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             source = PromptSource(api=Api.CHAT, vocab_size=32_000, tokenizer=word_tokenizer())
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(120):
                 prompts = await prepare_prompts(url, source, options(), deadline_s=0.3, may_request=True)
         assert [caveat.code for caveat in prompts.caveats] == ["uncalibrated"]
 
@@ -770,7 +786,7 @@ class TestCalibration:
 
         async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(120):
                 assert await calibrate(url, options(), deadline_s=0.2) is None
                 await gone.wait()
 

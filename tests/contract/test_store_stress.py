@@ -53,7 +53,7 @@ def started(path: Path, code: str) -> subprocess.Popen[str]:
 
 def finished(path: Path, code: str) -> list[str]:
     process = started(path, code)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     return out.split("\n")[:-1]
 
@@ -106,7 +106,7 @@ def test_eight_processes_write_to_one_study_and_a_reader_is_not_in_their_way(dat
             assert reader.tallies()["s"].counted >= now
             seen = now
             time.sleep(0.01)
-    out = process.communicate(timeout=60)[0].split()
+    out = process.communicate(timeout=600)[0].split()
     assert process.returncode == 0
     assert sorted(map(int, out)) == list(range(32))
     assert whole(database) == tuple(range(32))
@@ -153,7 +153,7 @@ def test_a_writer_killed_inside_its_transaction_leaves_nothing_and_holds_nothing
                 parent.target_trials = 999
                 session.flush()
                 print("inside", flush=True)
-                time.sleep(60)
+                time.sleep(600)
         """,
     )
     assert process.stdout is not None

@@ -43,7 +43,7 @@ class Stream:
     async def event(self) -> tuple[str, Any]:
         """The next one that is no comment."""
         kind, data = "", ""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while True:
                 line = (await self.answer.content.readline()).decode().rstrip("\n")
                 if line.startswith("id: "):
@@ -67,7 +67,7 @@ async def stream(client: Client, path: str = "/events", **options: Any) -> Async
 
 async def looked(client: Client) -> None:
     """Once the feed has looked for the first time: what is there already is told to nobody."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not client.service.feed._seen:
             await asyncio.sleep(0.01)
 
@@ -140,7 +140,7 @@ async def test_so_many_may_watch(tmp_path: Path) -> None:
         async with stream(client):
             status, found = await client.get(f"{API}/events")
             assert (status, found["type"]) == (503, "urn:autotune:problem:too-many-readers")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             while client.service.feed.readers:
                 client.service.feed.ring()  # it is noticed when it is written to
                 await asyncio.sleep(0.01)
@@ -152,7 +152,7 @@ async def test_streams_end_with_the_service(tmp_path: Path) -> None:
     async with serving(ServeSettings(places=studies_in(tmp_path))) as client:
         answer = await client.client.get(f"{API}/events")
         client.service.feed.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await answer.content.read()
 
 
@@ -216,7 +216,7 @@ async def test_a_database_that_stays_broken_is_logged_once(broken: Places, caplo
     feed = Feed(broken, reader, now=lambda: datetime.now(UTC), most_readers=1, look_s=0.001)
     setattr(feed, "look", look)  # noqa: B010 - counted
     feed.enter()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while looks < 4:
             await asyncio.sleep(0.01)
     feed.close()

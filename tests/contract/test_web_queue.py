@@ -36,7 +36,7 @@ def study(name: str, does: str = "quick", **more: Any) -> dict[str, Any]:
 
 
 async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not look():
             await asyncio.sleep(0.02)
 

@@ -16,7 +16,7 @@ def main(words: list[str]) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
         sys.stdout.write("ready\n")
         sys.stdout.flush()
-        time.sleep(60)
+        time.sleep(600)
     return 0
 
 

@@ -60,7 +60,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("study", "--model", LARGE, "--workload", "chat", "--node", "2xH100-80GB-NVLink", "--name", "s")
     study = {"checkpoints": [AWQ], "starting_points": [{"model": AWQ, "data-parallel-size": 2}]}
     (folder / "mine.yaml").write_text(json.dumps(study), encoding="utf-8")
-    ok(run(folder, *words, "--file", "mine.yaml", "--trials", "3", "--repeats", "0", *LOAD, timeout_s=120))
+    ok(run(folder, *words, "--file", "mine.yaml", "--trials", "3", "--repeats", "0", *LOAD, timeout_s=600))
     return folder
 
 

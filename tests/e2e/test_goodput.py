@@ -30,7 +30,7 @@ SIZE = ("--name", "g", "--trials", "3", "--repeats", "0", "--engine", "simulated
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("goodput")
-    ended = run(folder, *STUDY, *SIZE, *GOODPUT, timeout_s=150)
+    ended = run(folder, *STUDY, *SIZE, *GOODPUT, timeout_s=600)
     assert ended.code == 0, ended.err
     assert f"the highest goodput within {SLO}" in " ".join(ended.out.split())
     assert "goodput/s per GPU" in ended.out

@@ -23,7 +23,7 @@ STUDY = (
 
 def searched(folder: Path, name: str, *words: str) -> tuple[list[float], Any]:
     """p95 TTFTs of what the sampler proposed, and the pick."""
-    ended = run(folder, *STUDY, "--name", name, *words, "--json", timeout_s=150)
+    ended = run(folder, *STUDY, "--name", name, *words, "--json", timeout_s=600)
     assert ended.code == 0, ended.err
     own = [trial for trial in ended.document["trials"] if trial["origin"] == "sampler"]
     return [trial["ttft_p95_s"] for trial in own], ended.document["pick"]

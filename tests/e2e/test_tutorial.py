@@ -30,7 +30,7 @@ def test_the_tutorial_goes_as_it_says(tmp_path: Path) -> None:
     env = {"AUTOTUNE_CACHE_DIR": str(cache_root(os.environ))}
     said = []
     for words in told:
-        ended = run(tmp_path, *words, env=env, timeout_s=300)
+        ended = run(tmp_path, *words, env=env, timeout_s=600)
         assert ended.code == 0, f"autotune {shlex.join(words)}\n{ended.err}"
         said.append(ended.out + ended.err)
     for text, words in zip(said, told, strict=True):

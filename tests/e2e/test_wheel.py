@@ -44,7 +44,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pip(*words: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", "-q", *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-m", "pip", "-q", *words], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -74,7 +74,7 @@ def test_a_study_runs_from_the_installed_wheel_in_an_empty_folder(installed: Pat
 
     def run(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path / "empty", env=environ, capture_output=True, text=True, timeout=120
+            [sys.executable, *words], cwd=tmp_path / "empty", env=environ, capture_output=True, text=True, timeout=600
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

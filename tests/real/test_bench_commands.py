@@ -52,7 +52,7 @@ def command(workload: str, *load: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "autotune", "workload", "command", workload, "--for", "vllm-bench", "--url", URL,
          "--json", *load],
-        check=True, capture_output=True, text=True, timeout=60,
+        check=True, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     argv: list[str] = json.loads(done.stdout)["argv"]
     assert argv[:3] == ["vllm", "bench", "serve"]
@@ -73,7 +73,7 @@ def parsed(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         input=json.dumps(list(commands.values())),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
         env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
     )
     assert done.returncode == 0, done.stderr

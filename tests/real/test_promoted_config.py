@@ -131,7 +131,7 @@ def parsed(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         path.write_text(file.text, encoding="utf-8")
         argvs += [list(serve_argv(one)[1:]), list(vllm_config.argv(one, str(path))[1:])]
     done = subprocess.run(
-        [vllm_python, "-c", PARSE], input=json.dumps(argvs), capture_output=True, text=True, timeout=300, check=False
+        [vllm_python, "-c", PARSE], input=json.dumps(argvs), capture_output=True, text=True, timeout=1500, check=False
     )
     result = next((line[6:] for line in done.stdout.splitlines() if line.startswith("RESULT")), None)
     assert result is not None, done.stderr[-3000:]

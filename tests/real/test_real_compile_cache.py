@@ -63,7 +63,7 @@ class Study:
             env=self.environ,
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=3000,
         )
         sys.stdout.write(done.stderr)
         # On a busy machine figures are void (the client was late), which says nothing about caches.

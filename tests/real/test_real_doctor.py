@@ -42,7 +42,7 @@ def test_a_small_server_starts_answers_and_goes(
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1500,
     )
     sys.stdout.write(done.stderr)
     assert done.returncode == 0, done.stdout

@@ -31,7 +31,7 @@ def words(place: int, count: int) -> str:
     return " ".join(COMMON_WORDS[(7 * place + 3 * i) % len(COMMON_WORDS)] for i in range(count))
 
 
-def autotune(directory: Path, *command: str, timeout_s: float = 60) -> str:
+def autotune(directory: Path, *command: str, timeout_s: float = 600) -> str:
     environ = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -70,7 +70,7 @@ def ended(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         "--vllm-command", f"{vllm_python} -m vllm.entrypoints.openai.api_server",
         "--model", str(model), "--workload", "tiny", "--load", "concurrency=2,rate=4,requests=24",
         "--json", "--", *FIXED,
-        timeout_s=900,
+        timeout_s=3000,
     )  # fmt: skip
     return directory, json.loads(text)
 

@@ -54,7 +54,8 @@ pytestmark = pytest.mark.real
 
 FLAGS = ["--load-format", "dummy", "--enforce-eager", "--dtype", "bfloat16", "--max-model-len", str(MAX_POSITIONS)]
 FLAGS += ["--gpu-memory-utilization", "0.5", "--kv-cache-memory-bytes", str(64 << 20)]
-START_S = 240
+START_S = 1500
+"""Beside other tests, of which these take what is left of the cores, a start of a minute takes many."""
 
 
 def give_bpe_tokenizer(folder: Path) -> Path:
@@ -101,7 +102,7 @@ def served(python: str, model: Path, log: Path, *flags: str, **variables: str) -
         yield url
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(60)
+        process.wait(300)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +120,14 @@ def bpe(vllm_python: str, bpe_model: Path, tmp_path_factory: pytest.TempPathFact
 
 def healthy(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as response:
+        with urllib.request.urlopen(f"{url}/health", timeout=30) as response:
             return bool(response.status == 200)
     except OSError:
         return False
 
 
 def model_name(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=120) as response:
         return str(json.load(response)["data"][0]["id"])
 
 
@@ -181,7 +182,7 @@ def test_a_tokenizer_that_cuts_most_words(bpe: str, bpe_model: Path, api: Api) -
     check(records)
 
 
-PROMPT, OUTPUT, WATCHED_S = 32, 8, 5
+PROMPT, OUTPUT, ENOUGH = 32, 8, 20
 PROMOTED = {
     "load-format": "dummy",
     "enforce-eager": True,
@@ -265,7 +266,7 @@ def users(url: str, model: str) -> Iterator[None]:
             request = urllib.request.Request(
                 f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=60) as response:
+            with urllib.request.urlopen(request, timeout=600) as response:
                 response.read()
 
     threads = [threading.Thread(target=user) for _ in range(2)]
@@ -276,7 +277,7 @@ def users(url: str, model: str) -> Iterator[None]:
     finally:
         done.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
 
 
 def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -291,7 +292,7 @@ def begun(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, Any, str]:
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=1500)
     return process.returncode, json.loads(out), err
 
 
@@ -299,17 +300,20 @@ def test_production_is_held_against_its_promotion_and_its_workload_is_captured(
     bpe: str, bpe_model: Path, vllm_python: str, tmp_path: Path
 ) -> None:
     promoted(tmp_path, bpe_model, version_of(vllm_python))
-    watch = ("--url", bpe, "--seconds", str(WATCHED_S))
     with users(bpe, model_name(bpe)):
-        check = begun(tmp_path, "check", *watch, "--promotion", "prod")
-        capture = begun(tmp_path, "workload", "capture", *watch, "--out", "now.yaml")
-        (code, found, said), (captured_code, captured, captured_said) = ended(check), ended(capture)
+        for seconds in (5, 30, 180, 600):  # until enough requests have ended meanwhile, however busy the machine
+            watch, out = ("--url", bpe, "--seconds", str(seconds)), f"now-{seconds}.yaml"
+            check = begun(tmp_path, "check", *watch, "--promotion", "prod")
+            capture = begun(tmp_path, "workload", "capture", *watch, "--out", out)
+            (code, found, said), (captured_code, captured, captured_said) = ended(check), ended(capture)
+            if found["ended"] >= ENOUGH and captured["requests"] >= ENOUGH:
+                break
     # Only in development mode does a vLLM say how many sequences it takes.
     assert code == ExitCode.CONFIG_DRIFTED, said
     assert [(one["kind"], one["what"], one["promoted"]) for one in found["findings"]] == [
         ("config_drift", "max-num-seqs", "7")
     ]
-    assert found["ended"] >= 20
+    assert found["ended"] >= ENOUGH
     same = "\n".join(found["as_promoted"])
     for text in (
         f"vLLM {version_of(vllm_python)}",
@@ -326,11 +330,11 @@ def test_production_is_held_against_its_promotion_and_its_workload_is_captured(
     ):
         assert text in same, (text, found)
     assert captured_code == 0, captured_said
-    assert captured["requests"] >= 20
+    assert captured["requests"] >= ENOUGH
     assert captured["prompt_tokens"]["mean"] == PROMPT
     assert captured["output_tokens"]["mean"] == OUTPUT
     assert captured["prompt_tokens"]["p95_low"] < PROMPT <= (captured["prompt_tokens"]["p95_high"] or PROMPT)
-    assert yaml.safe_load((tmp_path / "now.yaml").read_text())
+    assert yaml.safe_load((tmp_path / out).read_text())
 
 
 def test_words_of_one_token(vllm_python: str, tiny_model: Path, tmp_path: Path) -> None:

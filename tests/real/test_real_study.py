@@ -90,7 +90,7 @@ class Ended:
         return json.loads(self.autotune("show", NAME, str(number), "--json"))
 
 
-def autotune(words: list[str], directory: Path, environ: dict[str, str], timeout_s: float = 60) -> str:
+def autotune(words: list[str], directory: Path, environ: dict[str, str], timeout_s: float = 600) -> str:
     """Standard output of the real command line; what it says to people is printed into the test's own output."""
     command = [sys.executable, "-m", "autotune", *words]
     done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=timeout_s)
@@ -127,7 +127,7 @@ def _study(vllm_python: str, tiny_model: Path, directory: Path) -> Ended:
         "VLLM_NO_USAGE_STATS": "1",
         "AUTOTUNE_CACHE_DIR": str(directory / "cache"),
     }
-    document = json.loads(autotune(command, directory, environ, timeout_s=480))
+    document = json.loads(autotune(command, directory, environ, timeout_s=3000))
     return Ended(directory=directory, environ=environ, command=command, document=document)
 
 
@@ -197,7 +197,7 @@ def test_settings_are_read_back_from_the_server(ended: Ended) -> None:
         assert resolved["kv_cache_tokens"] == KV_BYTES // 512
         assert resolved["max_concurrency"] == KV_BYTES // 512 / 512
         assert resolved["vllm_version"]
-        assert 1 < resolved["startup_s"] < 480
+        assert 1 < resolved["startup_s"] < 1200
         assert set(trial["phase_seconds"]) == {"launching", "warming", "measuring", "stopping"}
         assert trial["argv"][-len(FIXED) :] == FIXED
 
@@ -275,7 +275,7 @@ def test_vllm_reads_what_is_promoted(ended: Ended, vllm_python: str) -> None:
         env=ended.environ,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=1500,
     )
     assert done.returncode == 0, done.stderr
     read = json.loads(done.stdout)
@@ -307,8 +307,11 @@ def _cmdline(process: Path) -> bytes:
 
 
 def test_the_same_command_again_launches_nothing(ended: Ended) -> None:
-    # It takes seconds, as vLLM is asked for its flags once per version; a launch alone takes longer.
-    again = json.loads(autotune(ended.command, ended.directory, ended.environ, timeout_s=15))
+    logs = sorted(ended.directory.rglob("server.log"))
+    written = [log.stat().st_mtime_ns for log in logs]
+    again = json.loads(autotune(ended.command, ended.directory, ended.environ))
+    assert sorted(ended.directory.rglob("server.log")) == logs
+    assert [log.stat().st_mtime_ns for log in logs] == written
     # Another test may have promoted a trial, which is marked since.
     assert _unmarked(again) == _unmarked(ended.document)
 

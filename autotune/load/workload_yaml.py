@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
+from autotune.complaints import model_in
 from autotune.errors import InvalidFile, InvalidOption
 from autotune.load.lengths import MAX_P95_OVER_MEAN, Lengths
 from autotune.load.workload import Api, RequestCounts, SharedPrefixes, Turns, Workload
@@ -242,14 +243,6 @@ def _invalid(file: str, error: ValidationError) -> InvalidFile:
     return InvalidFile(file, key, first["input"], allowed)
 
 
-def _model_in(annotation: Any) -> Any:
-    """The model among what a key may hold; None where there is none."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = (_model_in(option) for option in getattr(annotation, "__args__", ()))
-    return next((model for model in found if model is not None), None)
-
-
 def _slo_allowed(message: str, kind: str) -> str:
     if kind == "value_error":
         return message.removeprefix("Value error, ")
@@ -260,5 +253,5 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """Keys that the mapping at `location` may have."""
     model: Any = _WorkloadYaml
     for part in location:
-        model = _model_in(model.model_fields[part].annotation)
+        model = model_in(model.model_fields[part].annotation)
     return [field.alias or name for name, field in model.model_fields.items()]

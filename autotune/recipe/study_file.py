@@ -156,7 +156,7 @@ def study_arguments(raw: object, source: str) -> dict[str, Any]:
     try:
         parsed = StudyFile.model_validate(raw)
     except ValidationError as error:
-        raise _as_invalid_file(source, complaints(error, raw)[0]) from None
+        raise _as_invalid_file(source, complaints(error, raw, StudyFile)[0]) from None
     if parsed.numbers is not None and parsed.workload is not None:
         raise InvalidFile(source, "numbers", parsed.workload, "either numbers or workload, which says what is sent")
     return _as_arguments(parsed)
@@ -164,9 +164,7 @@ def study_arguments(raw: object, source: str) -> dict[str, Any]:
 
 def _as_invalid_file(source: str, first: Complaint) -> InvalidFile:
     if first.kind == "extra_forbidden":
-        inner: dict[str, type[BaseModel]] = {"load": LoadFile, "numbers": NumbersFile, "quality": QualityFile}
-        found = inner.get(str(first.place[0]), StudyFile) if len(first.place) > 1 else StudyFile
-        return InvalidFile(source, first.key, str(first.place[-1]), f"keys {', '.join(found.model_fields)}")
+        return InvalidFile(source, first.key, str(first.place[-1]), first.allowed)
     seen = "(not shown)" if first.key.startswith("notify_") else first.seen
     return InvalidFile(source, first.key, seen, first.allowed)
 

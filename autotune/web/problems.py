@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from autotune.complaints import complaints
 from autotune.engine.redaction import redact_prose
@@ -111,15 +111,16 @@ def refusal_of(error: AutotuneError) -> Refused:
 MOST_FAULTS = 20
 
 
-def invalid(error: ValidationError, raw: object, where: str) -> Refused:
+def invalid(error: ValidationError, raw: object, model: type[BaseModel], where: str) -> Refused:
     """A query or body that is not what the document says.
 
     Args:
         raw: the query or body.
+        model: by which it was validated.
         where: `the query` or `the body`, for the message.
     """
     faults = []
-    for one in complaints(error, raw)[:MOST_FAULTS]:
+    for one in complaints(error, raw, model)[:MOST_FAULTS]:
         secret = one.key.partition(".")[0] in ("token", "notify_command", "notify_url")
         seen = None if secret or one.kind == "missing" else shown(one.seen)
         faults.append(Fault(key=shown_text(one.key), value=seen, allowed=one.allowed))

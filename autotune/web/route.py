@@ -108,7 +108,7 @@ async def parsed(route: Route, request: web.Request) -> Call:
     try:
         query = route.query.model_validate(dict(request.query))
     except ValidationError as error:
-        raise invalid(error, dict(request.query), "the query") from None
+        raise invalid(error, dict(request.query), route.query, "the query") from None
     if doubled:
         raise Refused(
             HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-value", f"the query has {sorted(doubled)[0]!r} more than once"
@@ -137,7 +137,7 @@ async def _body(route: Route, model: type[BaseModel], request: web.Request) -> B
     try:
         return model.model_validate(found)
     except ValidationError as error:
-        raise invalid(error, found, "the body") from None
+        raise invalid(error, found, model, "the body") from None
 
 
 async def _received(request: web.Request) -> bytes:

@@ -270,6 +270,22 @@ def test_what_became_of_the_answers_stands_beside_the_figures(looking: Looking, 
     )
 
 
+def test_what_a_stopped_study_was_measuring_is_not_said_to_run(looking: Looking, service: str, own: Places) -> None:
+    with Store.open(own.database) as store:
+        made_studies.add_study(store, "halted")
+        made_studies.add_trial(store, "halted", made_studies.measured(2000, 0.6), {})
+        made_studies.add_trial(store, "halted", None, {"max-num-seqs": 64})
+        store.set_study_state("halted", StudyState.STOPPED)
+    page = ready(looking(f"{service}/studies/halted"))
+    expect(page.locator(".head .facts", has_text="trials")).to_contain_text("1 measured, 1 interrupted")
+    expect(page.locator(".legend")).to_contain_text("interrupted: goes on with the study 1")
+    launches = page.locator("section", has=page.locator("h2#launches"))
+    expect(launches.locator("tbody tr").nth(1)).to_contain_text("interrupted")
+    page.locator(".mark[data-number='1']").click()
+    expect(page.locator("dialog[open] dl").first).to_contain_text("Outcomeinterrupted")
+    assert axe.violations(page) == []
+
+
 def test_a_service_that_only_shows_says_so_and_offers_nothing_else(looking: Looking, places: Places) -> None:
     with served(ServeSettings(places=places, look_only=True)) as address:
         page = ready(looking(f"{address}/studies/usual/trials/4"))

@@ -100,3 +100,6 @@ def test_the_answers_are_kept_and_the_figures_shown(ended: tuple[Path, dict[str,
     assert {len(one["greedy"]) for one in kept["answers"]} <= set(range(1, TOKENS + 1))
     assert "changes numerics by dtype=float32" in autotune(directory, "show", NAME, "1")
     assert "answers" in autotune(directory, "pareto", NAME)
+    rows = autotune(directory, "report", NAME, "--format", "markdown").splitlines()
+    assert any("| answers | changes |" in row for row in rows)
+    assert any(row.startswith("| 1 |") and "% alike |" in row for row in rows)

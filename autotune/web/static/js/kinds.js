@@ -14,6 +14,7 @@ export const KINDS = {
   faulted: { word: "faulted", shape: "plus", size: 52, thin: true },
   void: { word: "void: the client was the limit", shape: "square", size: 40, thin: true },
   running: { word: "running", shape: "square", size: 50, hollow: true },
+  interrupted: { word: "interrupted: goes on with the study", shape: "square", size: 50, hollow: true },
 };
 
 const CHEVRON = { draw(context, size) { const r = Math.sqrt(size) * 0.6; context.moveTo(-r * 0.5, -r); context.lineTo(r * 0.6, 0); context.lineTo(-r * 0.5, r); } };

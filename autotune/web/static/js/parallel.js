@@ -5,7 +5,7 @@ import { logTicks, responsive, surface, tickRate, tickSeconds, tipFor, watermark
 import { plural, rate, seconds, valueWord } from "./format.js";
 import { KINDS, failedKind, kindOf } from "./kinds.js";
 
-const ORDER = ["infeasible", "faulted", "void", "abandoned", "running", "dominated", "tied", "unsure", "front", "baseline", "pick"];
+const ORDER = ["infeasible", "faulted", "void", "abandoned", "running", "interrupted", "dominated", "tied", "unsure", "front", "baseline", "pick"];
 
 // Why there are no lines to draw; null where there are.
 export function tooFew(study) {

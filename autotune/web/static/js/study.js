@@ -159,7 +159,7 @@ function assembled(main, study, { open, actions, host }) {
 function heading(study, host) {
   const facts = study.front.study;
   const counts = Object.entries(facts.counts).filter(([, number]) => number).map(([outcome, number]) => `${count(number)} ${outcome}`);
-  if (facts.running) counts.push(`${facts.running} running`);
+  if (facts.running) counts.push(`${facts.running} ${facts.state === "running" ? "running" : "interrupted"}`);
   const pair = (name, value) => (value ? h("span", {}, h("b", {}, name), value) : null);
   return h("div.head", {},
     host.crumb ? h("p.crumb", {}, host.crumb) : null,
@@ -171,8 +171,9 @@ function heading(study, host) {
 
 function emptyFront(study, open) {
   const trials = study.front.trials;
-  const failed = trials.filter((one) => one.outcome !== "running");
+  const failed = trials.filter((one) => !["running", "interrupted"].includes(one.outcome));
   if (!trials.length) return h("div.empty", {}, h("b", {}, "No trial was launched yet"), h("p", {}, "The baseline comes first: vLLM's own defaults, to have something to hold the rest against."));
+  if (!failed.length && study.front.study.state !== "running") return h("div.empty", {}, h("b", {}, "The first trial was interrupted"), h("p", {}, "It is begun again when the study goes on."));
   if (!failed.length) return h("div.empty", {}, h("b", {}, "The first trial runs"), h("p", {}, "As soon as it is measured, the front begins here."));
   const words = d3.rollups(failed, (found) => found.length, (one) => one.reason ?? one.outcome).map(([reason, number]) => `${count(number)} × ${reasonWords(reason)}`);
   return h("div.empty", {}, h("b", {}, "No trial could be measured"), h("p", {}, words.join(", ")), h("p", {}, "What failed and what to turn stands below."), h("div.buttons", {}, h("button", { type: "button", onclick: () => open(failed[0].number) }, `Open trial ${failed[0].number}`)));

@@ -71,7 +71,7 @@ function facts(study, told, config) {
   const standing = config ? study.standing(config.number) : null;
   const rows = [
     ["Why it was launched", `${told.launched_as}: ${told.why}`],
-    ["Outcome", `${told.outcome}${told.reason ? `: ${reasonWords(told.reason)}` : ""}`],
+    ["Outcome", `${study.trial(told.number)?.outcome ?? told.outcome}${told.reason ? `: ${reasonWords(told.reason)}` : ""}`],
     told.repeat_of === null ? null : ["Repeats", `trial ${told.repeat_of}`],
     told.early ? ["Ended early", `shown to be worse than trial ${told.early.rival} with ${chance(told.early.confidence)} confidence: p95 TTFT above ${seconds(told.early.ttft_s)}, after ${count(told.early.requests)} of ${count(told.early.planned)} requests`] : null,
     ["GPUs", told.gpus],

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from autotune.engine.asking import ask_server
@@ -43,6 +44,8 @@ DEAD_ANSWERS = 2
 """/health says 503 when the engine died behind the API server; once may be a hiccup."""
 EXIT_FOLLOWS_S = 3.0
 """An API server whose engine died closes its connections first and exits a moment later."""
+ENDING_S = 10.0
+"""Of one that does not even answer any more: on a busy machine its keeper is late to tell how it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,8 +305,12 @@ class ProcessServer:
         try:
             status = await asyncio.wait_for(running.keeper.wait_exit(), EXIT_FOLLOWS_S)
         except TimeoutError:
-            if not told and await running.door.health() == 200:
+            health = await running.door.health()
+            if not told and health == 200:
                 return  # it was only too busy to answer
+            if health is None:
+                with suppress(TimeoutError):
+                    status = await asyncio.wait_for(running.keeper.wait_exit(), ENDING_S)
         await running.read_log()
         failure = running.failure(exit_status=status)
         if failure.kind is FailureClass.HEALTHY:

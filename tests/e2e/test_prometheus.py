@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     try:
         assert found.ask("/api/v1/studies", STUDY | {"trials": TRIALS}, token=TOKEN)[0] == 202
         jobs = lambda: found.ask("/api/v1/jobs", token=TOKEN)[1]["jobs"]  # noqa: E731 - asked again and again
-        wait_for(lambda: jobs()[0]["state"] == "finished", "the end of the study", timeout_s=60)
+        wait_for(lambda: jobs()[0]["state"] == "finished", "the end of the study")
         yield found
     finally:
         found.running.give_up()
@@ -66,7 +66,7 @@ class Prometheus:
     def ask(self, path: str, **query: str) -> Any:
         """Its answer; None while it does not listen yet."""
         try:
-            with urllib.request.urlopen(f"{self.url}/{path}?{urllib.parse.urlencode(query)}", timeout=20) as answer:
+            with urllib.request.urlopen(f"{self.url}/{path}?{urllib.parse.urlencode(query)}", timeout=120) as answer:
                 return json.loads(answer.read())["data"]
         except (urllib.error.URLError, ConnectionError):
             return None
@@ -127,7 +127,7 @@ def test_it_sees_why_a_wrong_token_is_refused(tmp_path: Path, service: Service, 
 
 def test_the_names_of_the_metrics_are_as_prometheus_wants_them(service: Service) -> None:
     request = urllib.request.Request(f"{service.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text = answer.read()
     assert b"autotune_build_info" in text
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)

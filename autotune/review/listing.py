@@ -15,6 +15,17 @@ if TYPE_CHECKING:
     from autotune.store.study_record import AttemptRecord, StudyRecord
 
 
+INTERRUPTED = "interrupted"
+"""State of a study that is stored as running, and that nobody runs: its tuner was killed."""
+
+
+def state_now(study: StudyRecord | ListedStudy, *, held: bool) -> str:
+    """A study's state; `held` is whether somebody holds its lock now, whatever is stored."""
+    if held:
+        return str(StudyState.RUNNING)
+    return INTERRUPTED if study.state == StudyState.RUNNING else str(study.state)
+
+
 def study_row(
     study: StudyRecord | ListedStudy,
     tally: Tally,
@@ -37,14 +48,13 @@ def study_row(
         if made and made[-1].transitions:
             phase = str(made[-1].transitions[-1].move.after)
             elapsed = (now - made[-1].started_at).total_seconds()
-    killed = study.state == StudyState.RUNNING and holder is None
     return StudyRow(
         name=study.name,
         model=study.identity["model"],
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
         simulated=study.simulated or tally.simulated,
-        state="running" if holder else "interrupted" if killed else str(study.state),
+        state=state_now(study, held=holder is not None),
         done=tally.counted,
         wanted=study.target_trials,
         measured=tally.measured,

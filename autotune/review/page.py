@@ -22,6 +22,7 @@ from autotune.report.page import (
 )
 from autotune.report.view import StudyView
 from autotune.review.evidence import serve_line_of
+from autotune.review.listing import state_now
 from autotune.review.views import QUESTION, outlined_view_of, view_of
 from autotune.search.asked import asked_objective, asked_rule
 from autotune.store.places import Places
@@ -59,7 +60,7 @@ def page_part(
     match part:
         case Part.FRONT:
             view = outlined_view_of(store, study, places, slo=slo)
-            return front_part(view, facts_of(store, study, view), control=control_of(store, study))
+            return front_part(view, facts_of(store, study, view, places), control=control_of(store, study))
         case Part.CERTAINTY:
             return certainty_part(outlined_view_of(store, study, places, slo=slo), rule=asked_rule(study.spec, None))
         case Part.EVIDENCE:
@@ -68,12 +69,12 @@ def page_part(
             return learned_of(store, study)
 
 
-def facts_of(store: Store, study: StudyRecord, view: StudyView) -> Facts:
+def facts_of(store: Store, study: StudyRecord, view: StudyView, places: Places) -> Facts:
     """What a study's page says besides its trials."""
     version = study.identity.get("vllm_version", "unknown")
     shown = view.trials if len(view.trials) <= MOST_SERVED else view.compared_trials
     return Facts(
-        state=str(study.state),
+        state=state_now(study, held=places.folder(study.name).holder() is not None),
         target=study.target_trials,
         created_at=study.created_at.isoformat(),
         seed=study.seed,

@@ -44,7 +44,7 @@ def report_document(store: Store, study: StudyRecord, places: Places, view: Stud
         "version": __version__,
         "written_at": written.replace("T", " ").replace("+00:00", " UTC"),
         "parts": {
-            "front": front_part(view, facts_of(store, study, view), control=control_of(store, study)),
+            "front": front_part(view, facts_of(store, study, view, places), control=control_of(store, study)),
             "certainty": certainty,
             "evidence": evidence_of(view, places, compared),
             "learned": learned_of(store, study),

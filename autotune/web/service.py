@@ -18,6 +18,7 @@ from autotune.report.view import StudyView
 from autotune.review.views import view_of
 from autotune.store.connection import locate
 from autotune.store.repository import Store
+from autotune.store.study_record import StudyState
 from autotune.web.feed import Feed
 from autotune.web.job_view import queue_document
 from autotune.web.pages import static_files
@@ -116,7 +117,7 @@ class Service:
         check_study_name(study)
 
         def question(store: Store) -> tuple[str, bytes]:
-            revision = revision_of(store, study)
+            revision = self._revision(store, study)
             whole = (study, *key)
             found = self.kept.get(whole, revision)
             if found is None:
@@ -128,7 +129,7 @@ class Service:
 
     def view(self, store: Store, study: str, *, slo: str | None = None, pick: str | None = None) -> StudyView:
         """A study's view, kept while it does not change; to be called where the store is asked."""
-        key = (study, revision_of(store, study), slo or "", pick or "")
+        key = (study, self._revision(store, study), slo or "", pick or "")
         found = self._views.get(key)
         if found is None:
             rule = None if pick is None else PickRule(pick)
@@ -137,6 +138,19 @@ class Service:
         while len(self._views) > KEPT_VIEWS:
             self._views.popitem(last=False)
         return found
+
+    def _revision(self, store: Store, study: str) -> str:
+        """What a study's documents carry as their ETag: another one as well once its tuner was killed.
+
+        Raises:
+            UnknownName: there is no such study.
+        """
+        found = store.pulses().get(study)
+        if found is None:
+            store.study(study)  # or it is said which there are
+            raise UnknownName("study", study, ())
+        killed = found.state == StudyState.RUNNING and self.settings.places.folder(study).holder() is None
+        return f"{found.revision}-killed" if killed else found.revision
 
     def _queue_changed(self) -> None:
         self.feed.tell("queue", queue_document(self.queue, most_ended=TOLD_ENDED))
@@ -168,19 +182,6 @@ class Service:
         await self._feed_reader.close()
         await self.reader.close()
         await self._slow_reader.close()
-
-
-def revision_of(store: Store, study: str) -> str:
-    """What a study's documents carry as their ETag.
-
-    Raises:
-        UnknownName: there is no such study.
-    """
-    found = store.pulses().get(study)
-    if found is None:
-        store.study(study)  # or it is said which there are
-        raise UnknownName("study", study, ())
-    return found.revision
 
 
 def check_study_name(name: str) -> None:

@@ -16,7 +16,10 @@ from web_service import DEPLOYMENT, STUDY, Client, command, serving, studies_in,
 
 from autotune.records import Config, GateRecord, GateSide, GateVerdict
 from autotune.store.codec import encode
+from autotune.store.folder import LockHolder
 from autotune.store.places import Places
+from autotune.store.repository import Store
+from autotune.store.study_record import StudyState
 from autotune.web.settings import ServeSettings
 
 API = "/api/v1"
@@ -230,3 +233,20 @@ async def test_prometheus_reads_figures_that_the_list_and_the_trials_have(client
     assert found["autotune_gpu_seconds_total", *own] > 0
     assert found["autotune_queue_length",] == 0
     assert not [key for key in found if key[0] == "autotune_study_phase"]
+
+
+async def test_a_study_whose_tuner_was_killed_is_not_said_to_run(tmp_path: Path) -> None:
+    places = studies_in(tmp_path)
+    with Store.open(places.database) as store:
+        store.set_study_state(STUDY, StudyState.RUNNING)
+    path = f"{API}/studies/{STUDY}/page/front"
+    async with serving(ServeSettings(places=places)) as client:
+        with places.folder(STUDY).locked(LockHolder(pid=17, started=1.0)):
+            async with client.client.get(path) as answer:
+                told, tag = await answer.json(), answer.headers["ETag"]
+            assert told["study"]["state"] == "running"
+        async with client.client.get(path, headers={"If-None-Match": tag}) as answer:
+            assert answer.status == 200
+            assert (await answer.json())["study"]["state"] == "interrupted"
+        _, listed = await client.get(f"{API}/studies")
+        assert [one["state"] for one in listed["studies"]] == ["interrupted"]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +141,22 @@ def begin_verifying(page: Any, *, launches: int) -> None:
     page.locator("button", has_text="Verify and promote").click()
 
 
+@contextmanager
+def standing_still(own: Places) -> Iterator[None]:
+    """The job that runs gets no further until it was told to end."""
+    jobs = json.loads((Path(own.root) / ".service" / "jobs.json").read_text())["jobs"]
+    (pid,) = [job["pid"] for job in jobs if job["state"] == "running"]
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    told = 1 << (signal.SIGTERM - 1)
+    for _ in range(10_000):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        if any(int(line.split()[1], 16) & told for line in lines if line.startswith(("SigPnd", "ShdPnd"))):
+            break
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+
+
 def test_a_trial_is_verified_on_the_page_stopped_and_verified_again_and_its_whole_record_is_there(
     looking: Looking, service: str, own: Places
 ) -> None:
@@ -163,7 +184,8 @@ def test_a_trial_is_verified_on_the_page_stopped_and_verified_again_and_its_whol
     page.locator("#promote-most").fill("100")
     begin_verifying(page, launches=100)
     expect(going.locator("pre")).to_contain_text("gate: launch 1 of 100", timeout=300_000)
-    stop.click()
+    with standing_still(own):
+        stop.click()
     expect(going.get_by_role("status")).to_have_text("stopped the verification was stopped; nothing was promoted")
     expect(going).to_contain_text("Nothing was written.")
     expect(going.locator("text=It goes on when this is closed")).to_be_hidden()

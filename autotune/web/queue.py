@@ -11,9 +11,10 @@ import fcntl
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
@@ -123,7 +124,7 @@ class Queue:
         started = started_at(pid) or 0.0
         async with self._lock:
             await self._happened(job.id, pid=pid, pid_started=started)
-        self._watch(job.id, gone(pid, started))
+        self._watch(job.id, partial(gone, pid, started))
 
     # What is asked of it
 
@@ -280,7 +281,7 @@ class Queue:
             return
         async with self._lock:
             await self._happened(job.id, pid=process.pid, pid_started=started_at(process.pid))
-        self._watch(job.id, process.wait())
+        self._watch(job.id, process.wait)
         if self.found(job.id).state is JobState.STOPPING:
             ask_to_end(self.found(job.id))  # it was asked to end before it had a process
 
@@ -310,9 +311,9 @@ class Queue:
         storage = {} if places.storage is None else {"AUTOTUNE_STORAGE": places.storage}
         return kept | storage | {"AUTOTUNE_STUDIES_DIR": str(places.root.absolute()), MARKER: job.marker}
 
-    def _watch(self, job_id: str, end: Any) -> None:
+    def _watch(self, job_id: str, end: Callable[[], Awaitable[int | None]]) -> None:
         async def watch() -> None:
-            await self._end(job_id, await end)
+            await self._end(job_id, await end())
             self._watchers.pop(job_id, None)
             self._wake.set()
 

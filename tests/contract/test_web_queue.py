@@ -52,9 +52,7 @@ async def has_state(client: Client, job: dict[str, Any], *states: str) -> None:
 async def is_ready(client: Client, job: dict[str, Any]) -> None:
     """Its process runs and minds signals."""
     log = client.service.queue.log_file(job["id"])
-    await until(
-        lambda: log.exists() and "ready" in log.read_text() and client.service.queue.found(job["id"]).pid is not None
-    )
+    await until(lambda: log.exists() and "ready" in log.read_text() and job["id"] in client.service.queue._watchers)
 
 
 def settings_in(folder: Path, **more: Any) -> ServeSettings:
@@ -445,3 +443,18 @@ def test_signals_reach_only_the_process_that_was_started() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert seen == []
+
+
+async def test_a_job_that_is_given_up_before_it_was_waited_for_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    waits: list[str] = []
+
+    async def end() -> int:
+        waits.append("begun")
+        return 0
+
+    async with serving(settings_in(tmp_path), program=PROGRAM) as client:
+        queue = client.service.queue
+        queue._watch("j-none", end)
+        queue._watchers.pop("j-none").cancel()
+        await asyncio.sleep(0)
+    assert waits == []  # a coroutine made beforehand would have been left there, which Python warns of

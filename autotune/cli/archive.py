@@ -34,8 +34,11 @@ def export(
 ) -> None:
     """Write a study with its raw files to one archive, secrets taken out; it may be running meanwhile."""
     from autotune.cli.stores import opened
+    from autotune.errors import InvalidOption
     from autotune.store.archive import export_study
 
+    if str(out) == "-":
+        raise InvalidOption("--out", "-", "a file, as an archive is not finished in one go; ./- for one of that name")
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         moved = export_study(store, places.root, study, out or Path(f"{study}{SUFFIX}"), replace=force)

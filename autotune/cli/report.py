@@ -31,7 +31,10 @@ def report(
     study: StudyName,
     out: Annotated[
         Path | None,
-        typer.Option(help="File to write; default: STUDY.html here, or Markdown on standard output.", metavar="FILE"),
+        typer.Option(
+            help="File to write, - for standard output; default: STUDY.html here, or Markdown on standard output.",
+            metavar="FILE",
+        ),
     ] = None,
     as_format: Annotated[
         ReportFormat, typer.Option("--format", help="html: one file with every picture; markdown: for a pull request.")
@@ -50,18 +53,18 @@ def report(
     from autotune.review.views import view_of
 
     places = places_of(studies_dir, storage)
+    printed = str(out) == "-" or (out is None and as_format is ReportFormat.MARKDOWN)
+    target = None if printed else out or Path(f"{study}.html")
     with opened(places, study) as store:
         stored = store.study(study)
         view = view_of(store, stored, places, slo=slo)
         if as_format is ReportFormat.HTML:
-            text = report_html(report_document(store, stored, places, view), view)
-            target = out or Path(f"{study}.html")
-            written = [_write(target, text)]
+            written = _written(report_html(report_document(store, stored, places, view), view), target)
         else:
             from autotune.review.evidence import serve_line_of
 
             line = serve_line_of(stored, view.picked_trial) if view.picked_trial else None
-            written = _markdown(view, line, out)
+            written = _markdown(view, line, target)
     for path in written:
         typer.echo(f"wrote {path}")
 
@@ -71,8 +74,7 @@ def _markdown(view: StudyView, line: str | None, out: Path | None) -> list[Path]
     from autotune.report.page.markdown import report_markdown
 
     if out is None:
-        typer.echo(report_markdown(view, serve_line=line), nl=False)
-        return []
+        return _written(report_markdown(view, serve_line=line), None)
     from urllib.parse import quote
 
     from autotune.report.figures import DARK, LIGHT, svg_text
@@ -80,6 +82,14 @@ def _markdown(view: StudyView, line: str | None, out: Path | None) -> list[Path]
     light, dark = (out.with_name(f"{out.stem}-front{suffix}.svg") for suffix in ("", "-dark"))
     text = report_markdown(view, serve_line=line, picture=quote(light.name), dark_picture=quote(dark.name))
     return [_write(out, text), _write(light, svg_text(view, LIGHT)), _write(dark, svg_text(view, DARK))]
+
+
+def _written(text: str, path: Path | None) -> list[Path]:
+    """The file that was written; None for standard output."""
+    if path is not None:
+        return [_write(path, text)]
+    typer.echo(text, nl=False)
+    return []
 
 
 def _write(path: Path, text: str) -> Path:

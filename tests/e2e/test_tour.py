@@ -120,6 +120,9 @@ def test_report(toured: Toured) -> None:
     assert "review-front.svg" in text
     assert (toured.folder / "review-front-dark.svg").exists()
     assert toured.autotune(f"report {NAME} --format markdown").startswith("# ")
+    assert toured.autotune(f"report {NAME} --format markdown --out -").startswith("# ")
+    assert toured.autotune(f"report {NAME} --out -").startswith("<!doctype html")
+    assert not (toured.folder / "-").exists()
 
 
 def test_show(toured: Toured) -> None:

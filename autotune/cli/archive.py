@@ -38,7 +38,9 @@ def export(
     from autotune.store.archive import export_study
 
     if str(out) == "-":
-        raise InvalidOption("--out", "-", "a file, as an archive is not finished in one go; ./- for one of that name")
+        raise InvalidOption(
+            "--out", "-", "a file, as an archive is not finished in one go; the whole path of one of that name"
+        )
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         moved = export_study(store, places.root, study, out or Path(f"{study}{SUFFIX}"), replace=force)

@@ -67,7 +67,7 @@ def _facts(view: StudyView, trial: Trial) -> list[Value]:
         trial.number,
         result.simulated if result else view.simulated,
         view.engine,
-        str(result.outcome) if result else "running",
+        view.outcome(trial),
         str(result.failure.kind) if result and result.failure else None,
         trial.number in view.front,
         view.pick is not None and view.pick.number == trial.number,

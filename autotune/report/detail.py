@@ -116,7 +116,7 @@ def _measured(result: TrialResult, mark: str) -> list[RenderableType]:
 
 def _summary(view: StudyView, trial: Trial, mark: str, log_path: str | None) -> Group:
     table = pairs()
-    add(table, "outcome", ending(trial))
+    add(table, "outcome", ending(trial, unended=view.outcome(trial)))
     fresh = " on fresh seeds" if trial.origin is Origin.VALIDATION else ""
     roles = [
         *(["pick"] if view.pick and view.pick.number == trial.number else []),

@@ -93,7 +93,7 @@ def _row(view: StudyView, trial: Trial, figures: Figures) -> dict[str, object]:
     return {
         "number": trial.number,
         "gpus": trial.gpus,
-        "outcome": ending(trial),
+        "outcome": ending(trial, unended=view.outcome(trial)),
         "runs": figures.runs,
         "goodput": brief_requests(figures.goodput_rps_per_gpu),
         "rate": brief_rate(figures.output_tok_s_per_gpu),

@@ -78,7 +78,7 @@ def trial_document(view: StudyView, trial: Trial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "flags": trial.config.as_dict(),
-        "outcome": str(result.outcome) if result else "running",
+        "outcome": view.outcome(trial),
         "reason": reason_of(trial),
         **_figures(own_figures(trial)),
         "simulated": result.simulated if result else view.simulated,

@@ -121,7 +121,7 @@ def trials_table(view: StudyView) -> RenderableType:
     for trial in view.trials:
         add(
             table,
-            *(str(trial.number), ending(trial), str(trial.gpus)),
+            *(str(trial.number), ending(trial, unended=view.outcome(trial)), str(trial.gpus)),
             *([brief_requests(trial.goodput_rps_per_gpu)] if goodput else []),
             brief_rate(trial.output_tok_s_per_gpu),
             *(brief_latency(trial.ttft_p95_s), _role(view, trial), _settings(view, trial, frozenset(common))),

@@ -100,6 +100,7 @@ class StudyView:
         explanation: what the study has learnt, where its short version is to be shown.
         running: what runs today of this model; None where nothing was promoted, or nothing can be told.
         running_problem: why it cannot be told.
+        interrupted: nobody runs the study, so that a trial without a result was interrupted.
         detailed: full records of some trials by number, where `trials` are outlines.
     """
 
@@ -120,7 +121,14 @@ class StudyView:
     explanation: Explanation | None = None
     running: Running | None = None
     running_problem: str | None = None
+    interrupted: bool = False
     detailed: Mapping[int, Trial] = field(default_factory=dict)
+
+    def outcome(self, trial: Trial) -> str:
+        """How a trial ended; `running` or `interrupted` where it has not."""
+        if trial.result is not None:
+            return str(trial.result.outcome)
+        return "interrupted" if self.interrupted else "running"
 
     def verdicts(self, trial: Trial) -> tuple[Verdict, ...]:
         """What held a measured trial back, strongest first; empty where it cannot be told."""

@@ -101,10 +101,10 @@ def changes(config: Config, baseline: Trial | None) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def ending(trial: Trial) -> str:
-    """How a trial ended, and why: `infeasible: kv_cache_too_small`, `running`, `measured, void: client_late`."""
+def ending(trial: Trial, *, unended: str = "running") -> str:
+    """How a trial ended, and why: `infeasible: kv_cache_too_small`, `measured, void: client_late`; else `unended`."""
     if trial.result is None:
-        return "running"
+        return unended
     result = trial.result
     if result.failure:
         return f"{result.outcome}: {result.failure.kind}"

@@ -20,10 +20,8 @@ INTERRUPTED = "interrupted"
 
 
 def state_now(study: StudyRecord | ListedStudy, *, held: bool) -> str:
-    """A study's state; `held` is whether somebody holds its lock now, whatever is stored."""
-    if held:
-        return str(StudyState.RUNNING)
-    return INTERRUPTED if study.state == StudyState.RUNNING else str(study.state)
+    """A study's state; `held`: whether somebody holds its lock now, as a verification of a finished study does too."""
+    return INTERRUPTED if study.state == StudyState.RUNNING and not held else str(study.state)
 
 
 def study_row(
@@ -54,7 +52,7 @@ def study_row(
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
         simulated=study.simulated or tally.simulated,
-        state=state_now(study, held=holder is not None),
+        state=str(StudyState.RUNNING) if holder else state_now(study, held=False),
         done=tally.counted,
         wanted=study.target_trials,
         measured=tally.measured,

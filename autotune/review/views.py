@@ -12,12 +12,13 @@ from autotune.engine.flags import from_argv
 from autotune.errors import AutotuneError, InvalidOption, StorageError
 from autotune.records import Config, LoadPlan, ModelShape, Node, PickRule, Slo, Trial
 from autotune.report.view import Background, Running, StudyView
+from autotune.review.listing import state_now
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
 from autotune.search.pareto import front_of, pick
 from autotune.store.codec import decode
 from autotune.store.places import Places
 from autotune.store.repository import Store
-from autotune.store.study_record import StudyRecord
+from autotune.store.study_record import StudyRecord, StudyState
 
 if TYPE_CHECKING:
     from autotune.planning import StudyPlan
@@ -141,6 +142,7 @@ def _made(
         background=background_of(study),
         running=running,
         running_problem=problem,
+        interrupted=state_now(study, held=places.folder(study.name).holder() is not None) != StudyState.RUNNING,
     )
 
 

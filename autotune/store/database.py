@@ -54,6 +54,7 @@ class Database:
         url_or_path: str | Path,
         *,
         create: bool = True,
+        migrate: bool = True,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         now: Callable[[], datetime] = utc_now,
     ) -> Self:
@@ -62,14 +63,15 @@ class Database:
         Args:
             url_or_path: a SQLite file, or a `postgresql://` URL.
             create: make a missing file; reviewing commands say False.
+            migrate: make and change tables; without it, those of another version are refused.
 
         Raises:
-            SchemaMismatch: the database is newer than this program.
+            SchemaMismatch: the database is newer than this program, or older and must not be changed.
         """
         location = locate(url_or_path)
         engine = connect(location, create=create, busy_timeout_s=busy_timeout_s)
         try:
-            upgrade(engine, location)
+            upgrade(engine, location, migrate=migrate)
         except BaseException:
             engine.dispose()
             raise

@@ -47,21 +47,24 @@ def current_revision(connection: Connection) -> str | None:
     return None if found is None else str(found)
 
 
-def upgrade(engine: Engine, location: Location) -> None:
+def upgrade(engine: Engine, location: Location, *, migrate: bool = True) -> None:
     """Create or migrate our tables, in one transaction under the write lock; cheap when nothing is to do.
 
+    Args:
+        migrate: without it nothing is created or migrated.
+
     Raises:
-        SchemaMismatch: the database was written by a newer version of the program.
+        SchemaMismatch: a newer version of the program wrote the database, or an older one, without `migrate`.
     """
     with translated(location):
         with engine.connect() as connection:
             current = current_revision(connection)
         if current == HEAD:
             return
-        _migrate(engine, location, current)
+        _migrate(engine, location, current, migrate=migrate)
 
 
-def _migrate(engine: Engine, location: Location, current: str | None) -> None:
+def _migrate(engine: Engine, location: Location, current: str | None, *, migrate: bool) -> None:
     from alembic import command
     from alembic.script import ScriptDirectory
 
@@ -72,6 +75,12 @@ def _migrate(engine: Engine, location: Location, current: str | None) -> None:
             f"{location.label}: was written by a newer autotune (its tables are at revision {current!r}, "
             f"this version knows up to {HEAD!r})",
             hint="Upgrade with `pip install -U vllm-autotune`, or use another database.",
+        )
+    if not migrate:
+        found = "has none of our tables" if current is None else f"has tables at revision {current!r}"
+        raise SchemaMismatch(
+            f"{location.label}: {found}, this version needs {HEAD!r}, and nothing may be written here",
+            hint="`autotune list`, by whoever may write there, brings them to this version's.",
         )
     # Several programs may open a new database at once: the lock makes the others wait, and Alembic reads the revision
     # again once it holds the lock.

@@ -62,7 +62,8 @@ class TrialsQuery(_Asked):
     """Some of a study's trials."""
 
     outcome: Annotated[
-        Outcome | Literal["running"] | None, Field(description="Only trials that ended so, or that run.")
+        Outcome | Literal["running", "interrupted"] | None,
+        Field(description="Only trials that ended so, that run, or that were interrupted."),
     ] = None
     after: Annotated[int, Field(ge=-1, le=MOST_NUMBER, description="Only trials of higher numbers.")] = -1
     limit: Annotated[int, Field(ge=1, le=1000, description="At most so many.")] = 1000

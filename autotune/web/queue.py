@@ -362,10 +362,10 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise _closed(folder, error) from None
+        raise _unwritable(folder, error) from None
 
 
-def _closed(path: Path, error: OSError) -> StorageError:
+def _unwritable(path: Path, error: OSError) -> StorageError:
     return StorageError(
         f"{path}: {error.strerror}",
         hint="The service keeps its queue there: give a --studies-dir that can be written, or --look-only, which "
@@ -384,7 +384,7 @@ def _locked(folder: Path) -> IO[str]:
     try:
         file = (folder / "lock").open("a", encoding="ascii")
     except OSError as error:
-        raise _closed(folder / "lock", error) from None
+        raise _unwritable(folder / "lock", error) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -23,10 +23,15 @@ class NoDatabase(Exception):
 
 
 class Reader:
-    """Runs questions to the store one after another, in a thread of its own."""
+    """Runs questions to the store one after another, in a thread of its own.
 
-    def __init__(self, places: Places, name: str) -> None:
-        self.places = places
+    Args:
+        name: of the thread.
+        migrate: whether tables of an earlier version are brought to this one's.
+    """
+
+    def __init__(self, places: Places, name: str, *, migrate: bool = True) -> None:
+        self.places, self._migrate = places, migrate
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"autotune-{name}")
         self._store: Store | None = None
         self._file: tuple[int, int] | None = None
@@ -57,7 +62,12 @@ class Reader:
             self._store.close()
             self._store = None
         if self._store is None:
-            opened = Store.open(self.places.database, create=False, busy_timeout_s=self.places.busy_timeout_s)
+            opened = Store.open(
+                self.places.database,
+                create=False,
+                migrate=self._migrate,
+                busy_timeout_s=self.places.busy_timeout_s,
+            )
             self._store, self._file = opened, file
         return self._store
 

@@ -63,15 +63,16 @@ class Service:
     ) -> None:
         self.settings, self.clock, self.now = settings, clock, now
         limits = settings.limits
-        self.reader = Reader(settings.places, "reader")
-        self._slow_reader = Reader(settings.places, "slow")
+        migrate = not settings.look_only
+        self.reader = Reader(settings.places, "reader", migrate=migrate)
+        self._slow_reader = Reader(settings.places, "slow", migrate=migrate)
         self.kept = Kept()
         self.figures = FigureBook()
         self.sessions = Sessions()
         self.calls = Buckets(rate_rps=limits.rate_rps, burst=limits.burst)
         self.logins = Buckets(rate_rps=limits.logins_per_minute / 60, burst=limits.logins_per_minute)
         self.files = static_files()
-        self._feed_reader = Reader(settings.places, "feed")
+        self._feed_reader = Reader(settings.places, "feed", migrate=migrate)
         self.queue = Queue(settings, self._feed_reader, now=now, program=program)
         self.feed = Feed(settings.places, self._feed_reader, now=now, most_readers=limits.readers)
         self.creating = asyncio.Lock()

@@ -99,11 +99,7 @@ async def list_trials(service: Service, call: Call) -> Answer:
 
     def made(store: Store) -> dict[str, Any]:
         view = service.view(store, path.name)
-        wanted = [
-            trial
-            for trial in view.trials
-            if asked.outcome is None or (trial.result.outcome if trial.result else "running") == asked.outcome
-        ]
+        wanted = [trial for trial in view.trials if asked.outcome is None or view.outcome(trial) == asked.outcome]
         rest = [trial for trial in wanted if trial.number > asked.after]
         shown = rest[: asked.limit]
         return {

@@ -49,7 +49,7 @@ class TrialDocument(Document):
 
     number: int
     flags: Flags
-    outcome: str = Field(description="measured, infeasible, faulted, abandoned, or running.")
+    outcome: str = Field(description="measured, infeasible, faulted, abandoned, running, or interrupted.")
     reason: str | None = Field(description="Why there are no figures that count; null when measured.")
     output_tok_s: float | None = Field(description="Of all GPUs together.")
     output_tok_s_interval: Interval

@@ -141,7 +141,7 @@ def deal(seed: int, number: int) -> Deal:
     random.Random(f"{seed}/order/{number // len(FAULTS)}").shuffle(order)
     first = order[number % len(FAULTS)]
     second = chance.choice([first, HEALTHY, HEALTHY])  # the same again: what each attempt repeats
-    # A second deadline in one round would take it beyond its ten seconds.
+    # A second deadline in one round, or a second kill beside one, would take it too long.
     other = HEALTHY if first.tight or chance.random() < 0.5 else chance.choice([f for f in FAULTS if not f.tight])
     if first.tight:
         second = HEALTHY
@@ -154,7 +154,7 @@ def deal(seed: int, number: int) -> Deal:
             keeper_too=chance.random() < 0.3,
             pause_s=chance.choice([0.0, 0.0, chance.uniform(0.0, 1.0)]),
         )
-        for place in range(2 if number % 3 == 0 and not first.tight else 1)  # as a second deadline
+        for place in range(2 if number % 3 == 0 and not first.tight else 1)
     ]
     stranger = chance.uniform(0.5, 2.0) if number % 4 == 1 else 0.0
     return Deal(number=number, faults=tuple(trials), kills=tuple(kills), stranger=stranger)

@@ -313,11 +313,11 @@ def test_a_service_that_only_shows_says_so_and_offers_nothing_else(looking: Look
         page = ready(looking(f"{address}/studies/usual/trials/4"))
         expect(page.locator(".look-tag")).to_be_visible()
         expect(page.locator("dialog[open] button", has_text="Compare with baseline")).to_be_visible()
-        for view in ("/studies/usual/trials/4", "/studies/one", "/", "/promotions"):
+        for view in ("/studies/usual/trials/4", "/studies/one", "/", "/promotions", "/new"):
             page.goto(f"{address}{view}")
             ready(page)
             expect(page.locator(".look-tag")).to_be_visible()
-            words = re.compile("^(Promote|New study|Ten more|Go on|Stop|Roll back|Queue$)")
+            words = re.compile("^(Promote|New study|Begin|Ten more|Go on|Stop|Roll back|Queue$)")
             expect(page.locator("button:visible, a:visible", has_text=words)).to_have_count(0)
             assert axe.violations(page) == []
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from web_service import DEPLOYMENT, STUDY, Client, command, serving, studies_in, template
 
-from autotune.records import Config, GateRecord, GateSide, GateVerdict
+from autotune.records import Config, GateRecord, GateSide, GateVerdict, Origin
 from autotune.store.codec import encode
 from autotune.store.folder import LockHolder
 from autotune.store.places import Places
@@ -239,14 +239,31 @@ async def test_a_study_whose_tuner_was_killed_is_not_said_to_run(tmp_path: Path)
     places = studies_in(tmp_path)
     with Store.open(places.database) as store:
         store.set_study_state(STUDY, StudyState.RUNNING)
+        number = len(store.trials(STUDY))
+        store.begin_trial(STUDY, number=number, config=Config.of({}), origin=Origin.SAMPLER, gpus=1)
+    trial = f"{API}/studies/{STUDY}/trials/{number}"
     path = f"{API}/studies/{STUDY}/page/front"
     async with serving(ServeSettings(places=places)) as client:
         with places.folder(STUDY).locked(LockHolder(pid=17, started=1.0)):
             async with client.client.get(path) as answer:
                 told, tag = await answer.json(), answer.headers["ETag"]
             assert told["study"]["state"] == "running"
+            assert (told["trials"][number]["outcome"], (await client.get(trial))[1]["outcome"]) == ("running",) * 2
         async with client.client.get(path, headers={"If-None-Match": tag}) as answer:
             assert answer.status == 200
-            assert (await answer.json())["study"]["state"] == "interrupted"
+            told = await answer.json()
+        assert told["study"]["state"] == "interrupted"
+        assert (told["trials"][number]["outcome"], (await client.get(trial))[1]["outcome"]) == ("interrupted",) * 2
+        _, found = await client.get(f"{API}/studies/{STUDY}/trials?outcome=interrupted")
+        assert [one["number"] for one in found["trials"]] == [number]
         _, listed = await client.get(f"{API}/studies")
         assert [one["state"] for one in listed["studies"]] == ["interrupted"]
+
+
+async def test_a_study_whose_lock_a_verification_holds_is_what_it_was_stored_as(tmp_path: Path) -> None:
+    places = studies_in(tmp_path)
+    path = f"{API}/studies/{STUDY}/page/front"
+    async with serving(ServeSettings(places=places)) as client:
+        with places.folder(STUDY).locked(LockHolder(pid=17, started=1.0)):
+            assert (await client.get(path))[1]["study"]["state"] == "finished"
+        assert (await client.get(path))[1]["study"]["state"] == "finished"

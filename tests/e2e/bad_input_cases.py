@@ -381,7 +381,7 @@ OPTIONS = (
         env={"AUTOTUNE_BUSY_TIMEOUT_S": "soon"},
     ),
     case("option-picture", ("pareto", "s", "--picture", "front.bmp"), ExitCode.INVALID_OPTION, "--picture", ".svg"),
-    case("option-export-out", ("export", "s", "--out", "-"), ExitCode.INVALID_OPTION, "--out", "./-"),
+    case("option-export-out", ("export", "s", "--out", "-"), ExitCode.INVALID_OPTION, "--out", "whole path"),
     case(
         "option-target",
         ("promote", "s", "--target", "windows", "--out", "o"),

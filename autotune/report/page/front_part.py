@@ -22,10 +22,6 @@ SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""
 
 
-RUNNING = "running"
-"""State of a study whose open trials are being measured; of another one they are begun again when it goes on."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What the page says of a study besides its trials.
@@ -68,7 +64,7 @@ def front_part(view: StudyView, facts: Facts, *, control: Control | None = None)
         "schema": SCHEMA,
         "study": _study(view, facts),
         "slo": _slo(view),
-        "trials": [_trial(view, trial, facts.state) for trial in view.trials],
+        "trials": [_trial(view, trial) for trial in view.trials],
         "configs": [_config(view, by_number, point) for point in found],
         "front": [trial.number for trial in view.front_trials],
         "baseline": standing_number(view, view.baseline),
@@ -114,13 +110,13 @@ def _slo(view: StudyView) -> dict[str, Any]:
     }
 
 
-def _trial(view: StudyView, trial: Trial, state: str) -> dict[str, Any]:
+def _trial(view: StudyView, trial: Trial) -> dict[str, Any]:
     result, figures = trial.result, own_figures(trial)
     goodput = result.goodput if result else None
     return {
         "number": trial.number,
         "flags": {name: value for name, value in trial.config if value is not None},
-        "outcome": str(result.outcome) if result else "running" if state == RUNNING else "interrupted",
+        "outcome": view.outcome(trial),
         "reason": reason_of(trial),
         "void": trial.void is not None,
         **figure("output_tok_s_per_gpu", figures.output_tok_s_per_gpu),

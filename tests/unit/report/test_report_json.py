@@ -43,6 +43,7 @@ def test_what_is_missing_is_null_and_never_zero() -> None:
         assert failed[name] is None
         assert failed[f"{name}_interval"] is None
     assert trial_document(view, running(6))["outcome"] == "running"
+    assert trial_document(replace(view, interrupted=True), running(6))["outcome"] == "interrupted"
 
 
 def test_per_gpu_and_node_total_differ_by_the_gpus_used() -> None:

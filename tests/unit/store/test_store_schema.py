@@ -149,3 +149,19 @@ def test_many_programs_may_open_a_new_database_at_once(tmp_path):
         for store in pool.map(lambda _: Store.open(tmp_path / "a.db"), range(8)):
             store.close()
     assert tables_of(tmp_path / "a.db") == {*Base.metadata.tables, VERSION_TABLE}
+
+
+@pytest.mark.parametrize("revision", ["0001", "base"])
+def test_who_only_looks_leaves_an_older_database_as_it_is(revision, tmp_path):
+    path = tmp_path / "a.db"
+    Store.open(path).close()
+    engine = connect(locate(path), create=False)
+    with engine.connect().execution_options(**WRITE) as connection, connection.begin():
+        downgrade(alembic_config(connection), revision)
+    engine.dispose()
+    before = path.read_bytes()
+    with pytest.raises(SchemaMismatch, match="nothing may be written here"):
+        Store.open(path, create=False, migrate=False)
+    assert path.read_bytes() == before
+    Store.open(path).close()
+    Store.open(path, create=False, migrate=False).close()

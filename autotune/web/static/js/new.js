@@ -25,7 +25,7 @@ export async function newPage(main, go) {
   const options = (values, none, chosen) => [none === undefined ? null : h("option", { value: "" }, none), ...values.map((value) => h("option", { value, selected: value === chosen }, value))];
   const models = policy.models.length && !policy.models.includes("*") ? `Allowed here: ${policy.models.join(", ")}.` : "A name on the hub or a folder of the service's machine.";
   const problem = h("div");
-  const form = h("form.form", { novalidate: true, onsubmit: submit },
+  const form = h("form.form.changing", { novalidate: true, onsubmit: submit },
     field("model", "Model", models, h("input", { type: "text", required: true, placeholder: "meta-llama/Llama-3.1-8B-Instruct", autocomplete: "off", spellcheck: "false" }), { wide: true }),
     field("workload", "Workload", "Which requests arrive.", h("select", {}, options(policy.workloads, undefined, "chat"))),
     field("slo", "SLO", "What the pick must keep to; may be left empty.", h("input", { type: "text", placeholder: "ttft_p95<=500ms", autocomplete: "off", spellcheck: "false" })),
@@ -41,7 +41,7 @@ export async function newPage(main, go) {
     field("repeats", "Repeats", "Launches of baseline and finalists at the end.", h("input", { type: "number", min: "0", step: "1", placeholder: "default" }), { read: (value) => (value === "" ? undefined : Number(value)) }),
     field("name", "Name", "Default: from model and workload.", h("input", { type: "text", autocomplete: "off", spellcheck: "false" })),
     h("div.wide", {}, problem, h("div.buttons", {}, h("button", { type: "submit", class: "primary" }, "Begin"), h("a.button", { href: "/" }, "Not now"))));
-  replace(main, h("div.head", {}, h("h1", {}, "New study"), h("p.soft", {}, "It is put into the queue, and can be watched as soon as it runs.")), form);
+  replace(main, h("div.head", {}, h("h1", {}, "New study"), h("p.soft.changing", {}, "It is put into the queue, and can be watched as soon as it runs."), h("p.soft.looking", {}, "This service shows, and changes nothing.")), form);
   main.removeAttribute("aria-busy");
 
   async function submit(event) {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, StudyName
+from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, StudyName, check_out
 from autotune.cli.surroundings import places_of
 
 if TYPE_CHECKING:
@@ -34,13 +34,9 @@ def export(
 ) -> None:
     """Write a study with its raw files to one archive, secrets taken out; it may be running meanwhile."""
     from autotune.cli.stores import opened
-    from autotune.errors import InvalidOption
     from autotune.store.archive import export_study
 
-    if str(out) == "-":
-        raise InvalidOption(
-            "--out", "-", "a file, as an archive is not finished in one go; the whole path of one of that name"
-        )
+    check_out(out, "a file, as an archive is not finished in one go")
     places = places_of(studies_dir, storage)
     with opened(places, study) as store:
         moved = export_study(store, places.root, study, out or Path(f"{study}{SUFFIX}"), replace=force)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir
+from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, check_out
 from autotune.cli.promote import commit, committed
 from autotune.cli.promote_asked import Author, GitFolder, Overwrite, Reason
 from autotune.cli.surroundings import author_of, places_of
@@ -113,6 +113,7 @@ def rollback(
     from autotune.cli.stores import opened
     from autotune.review.promoting import roll_back
 
+    check_out(out, "a folder")
     with opened(places_of(studies_dir, storage), name, kind="promotion") as store:
         done = roll_back(
             store,

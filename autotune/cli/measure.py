@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli.options import Json, SloText
+from autotune.cli.options import Json, SloText, check_out
 
 if TYPE_CHECKING:
     from autotune.measuring import Measuring
@@ -72,6 +72,7 @@ def measure(
     from autotune.measuring_order import MeasureOrder
     from autotune.slo_text import parse_slo
 
+    check_out(out, "a folder")
     concurrencies = _whole_numbers(concurrency)
     rates = _numbers(rate)
     if len(concurrencies) + len(rates) > MOST_LEVELS:

@@ -30,3 +30,15 @@ SloText = Annotated[
 ]
 
 DEFAULT_STUDIES = Path("studies")
+
+
+def check_out(out: Path | None, allowed: str) -> None:
+    """Refuse `-`, standard output's name, for what is not printed.
+
+    Raises:
+        InvalidOption: it is that.
+    """
+    from autotune.errors import InvalidOption
+
+    if str(out) == "-":
+        raise InvalidOption("--out", "-", f"{allowed}; the whole path of one of that name")

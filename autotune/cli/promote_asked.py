@@ -103,8 +103,10 @@ def wanted_of(target: str, out: Path | None, git: Path | None, *, overwrite: boo
     Raises:
         InvalidOption: no such target, or no folder.
     """
+    from autotune.cli.options import check_out
     from autotune.errors import InvalidOption
 
+    check_out(out, "a folder")
     folder = out or git
     if folder is None:
         raise InvalidOption("--out", None, "a folder for the rendered files, or --git FOLDER")

@@ -24,6 +24,8 @@ from autotune.engine.processes import TRACKER_S, ProcStat, descendants, is_track
 
 POLL_S = 0.05
 KILL_DEADLINE_S = 10.0
+LOOK_S = 1.0
+"""A look counts as so much time at most: who stood still (a paused machine) asked and killed nobody meanwhile."""
 START_TOLERANCE_S = 0.05
 """psutil derives start times from clock ticks (10 ms) and the boot time."""
 
@@ -67,24 +69,23 @@ def reap(
 
     Nothing left is fine.
 
-    Blocks for `grace_s` + KILL_DEADLINE_S seconds at most, the second counted from the first KILL (a tuner that stood
-    still meanwhile has killed nobody yet); call it from a thread inside an event loop.
+    Blocks for `grace_s` + KILL_DEADLINE_S seconds at most, those in which it stood still not counted; call it from a
+    thread inside an event loop.
     """
-    begun = clock()
+    begun = looked = clock()
+    elapsed = 0.0
     known: dict[tuple[int, int], Found] = {}
     asked: set[tuple[int, int]] = set()
     killed: set[tuple[int, int]] = set()
-    killing_from: float | None = None
     while True:
         alive = _alive(identity, known)
-        elapsed = clock() - begun
-        if not alive or (killing_from is not None and elapsed > killing_from + KILL_DEADLINE_S):
+        now = clock()
+        elapsed, looked = elapsed + min(now - looked, LOOK_S), now
+        if not alive or elapsed > grace_s + KILL_DEADLINE_S:
             break
-        if killing_from is None and elapsed >= grace_s:
-            killing_from = elapsed
         for key, process in alive.items():
-            if killing_from is not None:
-                if elapsed < killing_from + TRACKER_S and is_tracker(process.pid):
+            if elapsed >= grace_s:
+                if elapsed < grace_s + TRACKER_S and is_tracker(process.pid):
                     continue
                 killed.add(key)
                 signal_exact(process, signal.SIGKILL)

@@ -383,6 +383,19 @@ OPTIONS = (
     case("option-picture", ("pareto", "s", "--picture", "front.bmp"), ExitCode.INVALID_OPTION, "--picture", ".svg"),
     case("option-export-out", ("export", "s", "--out", "-"), ExitCode.INVALID_OPTION, "--out", "whole path"),
     case(
+        "option-promote-out",
+        ("promote", "s", "--target", "shell", "--out", "-"),
+        ExitCode.INVALID_OPTION,
+        *("--out", "a folder", "whole path"),
+    ),
+    case("option-rollback-out", ("rollback", "d", "--out", "-"), ExitCode.INVALID_OPTION, "--out", "a folder"),
+    case(
+        "option-measure-out",
+        ("measure", "--url", "http://127.0.0.1:9", "--workload", "tiny", "--out", "-"),
+        ExitCode.INVALID_OPTION,
+        *("--out", "a folder"),
+    ),
+    case(
         "option-target",
         ("promote", "s", "--target", "windows", "--out", "o"),
         ExitCode.INVALID_OPTION,

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from autotune.engine import reaping
 from autotune.engine.base import ServerIdentity
 from autotune.engine.processes import ProcStat
 from autotune.engine.reaping import Proof, prove, reap
@@ -76,11 +77,17 @@ def test_everything_left_is_found_and_stopped(
     assert stranger.poll() is None
 
 
-def test_who_stood_still_kills_all_the_same(left_behind: Callable[..., ServerIdentity]) -> None:
+@pytest.mark.parametrize("after_s", [0.0, 1.0])
+def test_who_stood_still_kills_all_the_same(
+    left_behind: Callable[..., ServerIdentity], monkeypatch: pytest.MonkeyPatch, after_s: float
+) -> None:
+    """Before anybody is killed, and while the resource tracker is spared, which the only one left is here."""
+    monkeypatch.setattr(reaping, "is_tracker", lambda _pid: True)
+    monkeypatch.setattr(reaping, "TRACKER_S", 0.2)
     identity, now_s = left_behind("ignore-term"), [0.0]
 
     def stand_still(seconds: float) -> None:
-        now_s[0] += 1000.0 if now_s[0] == 0.0 else seconds
+        now_s[0] += 1000.0 if after_s <= now_s[0] < 1000.0 else seconds
         time.sleep(seconds)
 
     report = reap(identity, grace_s=1.0, clock=lambda: now_s[0], sleep=stand_still)

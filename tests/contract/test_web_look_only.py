@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from web_service import DEPLOYMENT, STUDY, serving, studies_in
 
+from autotune.store.archive import export_study, import_study
+from autotune.store.archive_file import open_archive
 from autotune.store.places import Places
+from autotune.store.repository import Store
 from autotune.web.api import ROUTES
 from autotune.web.route import STATE_CHANGING
 from autotune.web.settings import ServeSettings
@@ -67,3 +71,30 @@ async def test_its_token_is_asked_for_and_taken(tmp_path: Path) -> None:
         assert (await client.post(f"{API}/session", {"token": TOKEN}))[0] == 204
         assert (await client.get(f"{API}/studies"))[0] == 200
         assert (await client.post(f"{API}/studies", {"model": "m"}))[0] == 403
+
+
+async def test_a_database_role_that_may_only_select_is_enough(tmp_path: Path, own_postgres_url: str) -> None:
+    import psycopg
+
+    made, places = studies_in(tmp_path), Places(root=tmp_path / "there", storage=own_postgres_url)
+    with Store.open(made.database) as store:
+        export_study(store, made.root, STUDY, tmp_path / "study.zip")
+    with Store.open(own_postgres_url) as store, open_archive(tmp_path / "study.zip") as archive:
+        import_study(store, places.root, archive, STUDY)
+    before = files_in(places.root)
+    with psycopg.connect(own_postgres_url, autocommit=True) as connection:
+        connection.execute("CREATE ROLE looker LOGIN")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO looker")
+    try:
+        looking = replace(places, storage=own_postgres_url.replace("autotune@", "looker@"))
+        async with serving(ServeSettings(places=looking, look_only=True)) as client:
+            _, listed = await client.get(f"{API}/studies")
+            assert [study["name"] for study in listed["studies"]] == [STUDY]
+            for path in ("summary", "front", "trials", "trials/0", "page/front", "page/evidence", "page/learned"):
+                status, found = await client.get(f"{API}/studies/{STUDY}/{path}")
+                assert status == 200, found
+    finally:
+        with psycopg.connect(own_postgres_url, autocommit=True) as connection:
+            connection.execute("DROP OWNED BY looker")
+            connection.execute("DROP ROLE looker")
+    assert files_in(places.root) == before

@@ -90,7 +90,9 @@ _DRAWS_AT_ONCE = 100
 
 def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> Iterator[tuple[Axis, Axis]]:
     """Throughput and TTFT of some draws at a time; every config has a stream of its own."""
-    streams = np.stack([np.random.default_rng((_SEED, point.number)).standard_normal((2, DRAWS)) for point in found])
+    streams = np.empty((len(found), 2, DRAWS))
+    for point, stream in zip(found, streams, strict=True):
+        np.random.default_rng((_SEED, point.number)).standard_normal(out=stream)
     beliefs = [(np.array([one.mean for one in axis]), np.array([one.sd for one in axis])) for axis in expected]
     for first in range(0, DRAWS, _DRAWS_AT_ONCE):
         some = streams[:, :, first : first + _DRAWS_AT_ONCE]
@@ -120,9 +122,12 @@ def _picker(
     score = _scorer(rest, trials, rule, slo) if rest else None
 
     def picks(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
-        scores = np.full(throughput.shape, -np.inf)
-        if score is not None:
-            scores[:, kept] = score(throughput[:, kept], ttft[:, kept])
+        if score is not None and kept.all():
+            scores = score(throughput, ttft)
+        else:
+            scores = np.full(throughput.shape, -np.inf)
+            if score is not None:
+                scores[:, kept] = score(throughput[:, kept], ttft[:, kept])
         best = scores.argmax(axis=1)
         picked = np.zeros_like(scores, dtype=bool)
         rows = np.arange(len(scores))

@@ -128,16 +128,27 @@ class Ties:
         return self._known[point.numbers]
 
 
-@dataclass(frozen=True, slots=True)
-class Plainer:
-    """Finds what to recommend instead of a config.
+class Worth(dict[int, Plainness]):
+    """How plain each measured config is, by the number of its point; worked out when it is first asked for.
 
-    Attributes:
-        worth: by the number of a point, how plain it is.
+    Of thousands of configs few are ever asked about.
     """
 
+    def __init__(self, judge: Callable[[Config], Plainness], configs: Mapping[int, Config]) -> None:
+        super().__init__()
+        self._judge, self._configs = judge, configs
+
+    def __missing__(self, number: int) -> Plainness:
+        found = self[number] = self._judge(self._configs[number])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Plainer:
+    """Finds what to recommend instead of a config."""
+
     ties: Ties
-    worth: Mapping[int, Plainness]
+    worth: Worth
 
     @classmethod
     def of(cls, trials: Sequence[Trial], lossy: frozenset[str]) -> Plainer | None:
@@ -152,7 +163,9 @@ class Plainer:
             rank: the lowest is the rule's choice.
         """
         own = len(self.worth[best.number].lossy)
-        keeping = [one for one in others if len(self.worth[one.number].lossy) < own and self.ties.tied(best, one)]
+        # What costs most is asked last.
+        keeping = [one for one in others if own and self.ties.tied(best, one)]
+        keeping = [one for one in keeping if len(self.worth[one.number].lossy) < own]
         if keeping:
             best = min(keeping, key=lambda one: (len(self.worth[one.number].lossy), *rank(one)))
         return self._fewest_changes(best, others, rank)
@@ -164,9 +177,9 @@ class Plainer:
         plainer = [
             one
             for one in others
-            if self.worth[one.number].changes < own.changes
+            if _as_good(one, best)
+            and self.worth[one.number].changes < own.changes
             and len(self.worth[one.number].lossy) <= len(own.lossy)
-            and _as_good(one, best)
             and self.ties.tied(best, one)
         ]
         return min(plainer, key=lambda one: (self.worth[one.number].changes, *rank(one)), default=best)
@@ -177,9 +190,8 @@ def _plainer(trials: Sequence[Trial], lossy: frozenset[str]) -> Plainer | None:
     by_number = {trial.number: trial for trial in trials}
     if 0 not in by_number:
         return None
-    judge = _judge(by_number[0], lossy)
-    worth = {point.number: judge(by_number[point.number].config) for point in points(trials)}
-    return Plainer(Ties.of(trials), worth)
+    configs = {point.number: by_number[point.number].config for point in points(trials)}
+    return Plainer(Ties.of(trials), Worth(_judge(by_number[0], lossy), configs))
 
 
 def _as_good(one: Point, best: Point) -> bool:

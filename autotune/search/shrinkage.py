@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     y, v = np.asarray(values, dtype=float)[:, None], np.asarray(variances, dtype=float)[:, None]
     if len(values) == 1:  # nothing to be compared with
         return (Shrunken(mean=values[0], sd=float(variances[0]) ** 0.5),)
-    part = float(np.median(v)) * NARROWEST**2
+    part = median(variances) * NARROWEST**2
     many = len(values) > large
     seen_y, seen_v, counts = _cells(y, v, part) if many else (y, v, np.ones_like(y))
     # Equal figures stay several centres: what starts with which weight does not depend on rounding.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from autotune.search.drift import Drift, baseline_drift
 from autotune.search.noise import LogMean, RunNoise, run_noise
 from autotune.search.objective import Point, points
 from autotune.search.pareto import choice_of, front
-from autotune.search.plainness import Plainer, Plainness, Ties
+from autotune.search.plainness import Plainer, Plainness, Ties, Worth
 from autotune.search.shrinkage import Shrunken, shrunken
 from autotune.search.validation import Validation, validation
 
@@ -47,7 +47,7 @@ class Standing:
         beaten_by: of a candidate: others that are better in one figure by more than that, and not worse in the other.
             Its place on the front, if it has one, is within the noise.
         tok_s_per_gpu, ttft_p95_s: what to expect, with 95 % intervals of the config's true mean.
-        plainness: how far its flags are from the baseline's; None without a baseline.
+        worth: of all configs how plain they are; None without a baseline.
     """
 
     number: int
@@ -59,7 +59,12 @@ class Standing:
     beaten_by: tuple[int, ...]
     tok_s_per_gpu: Estimate
     ttft_p95_s: Estimate
-    plainness: Plainness | None = None
+    worth: Worth | None = field(default=None, repr=False)
+
+    @property
+    def plainness(self) -> Plainness | None:
+        """How far its flags are from the baseline's; None without a baseline."""
+        return None if self.worth is None else self.worth[self.number]
 
     @property
     def is_sure(self) -> bool:
@@ -192,7 +197,7 @@ def _standings(
             beaten_by=against[k][1],
             tok_s_per_gpu=_estimate(expected[0][k]),
             ttft_p95_s=_estimate(expected[1][k]),
-            plainness=None if plainer is None else plainer.worth[point.number],
+            worth=None if plainer is None else plainer.worth,
         )
         for k, point in enumerate(found)
     )

@@ -72,7 +72,7 @@ FAULTS = (
     _fault("dies-under-load-leaving-orphans", "worker-session crash-under-load:9", End.CRASH),
     _fault("oom-at-load", "oom-at-load", End.LOAD),
     _fault("oom-at-warmup", "oom-at-warmup worker-session", End.WARMUP),
-    _fault("oom-under-load", "oom-under-load:12", End.UNDER_LOAD),
+    _fault("oom-under-load", "oom-under-load:9", End.UNDER_LOAD),
     _fault("http-500", "http-500", End.CRASH),
     _fault("http-503", "http-503", End.CRASH),
     _fault("stalls-mid-stream", "stall:2", End.HANG, tight=True),

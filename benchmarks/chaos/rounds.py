@@ -40,8 +40,13 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GRACE_S = 0.7
 """Servers have that long from TERM to KILL."""
 
-GONE_S = 30.0
+GONE_S = 3.0
 """After the study's end, or after a kill with a pause, nothing of it may be there for longer than this."""
+
+HELD_UP_S = 1.0
+"""By how much a nap of the harness may be too long where a round's deadlines mean something."""
+SLOWED_DOWN = 2.0
+"""How many times as long as when the pace was taken a healthy start may take there."""
 
 GPUS = 2
 
@@ -54,7 +59,7 @@ class Pace:
     """How fast this machine is today: deadlines follow from how long a healthy start takes.
 
     Attributes:
-        start_s: of a healthy server, as measured.
+        start_s: of a healthy server, as measured with as many rounds at once.
     """
 
     start_s: float
@@ -62,7 +67,7 @@ class Pace:
     @property
     def deadline_s(self) -> float:
         """For a start or a level of a round in which something hangs."""
-        return max(10.0, 6 * self.start_s)
+        return max(2.5, 3 * self.start_s)
 
     def limit_s(self, deal: Deal) -> float:
         """Within which one run of the tuner must have ended, whatever its servers do."""
@@ -77,10 +82,19 @@ class Pace:
 
 @dataclass(slots=True)
 class Report:
-    """What a round showed; each violation is a line of text."""
+    """What a round showed; each violation is a line of text.
+
+    Attributes:
+        slowest_start_s: of the servers that became ready.
+        held_up_s: by which the longest of the harness's naps was too long.
+        played_again: how often it was, because the machine had held it up.
+    """
 
     number: int
     seconds: float = 0.0
+    slowest_start_s: float = 0.0
+    held_up_s: float = 0.0
+    played_again: int = 0
     attempts: list[str] = field(default_factory=list)
     kills: list[str] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)
@@ -103,7 +117,6 @@ class Round:
 
     Attributes:
         report: what it showed.
-        slowest_start_s: of the servers that became ready.
     """
 
     def __init__(self, deal: Deal, folder: Path, cache: Path, pace: Pace, strangers: Strangers) -> None:
@@ -118,7 +131,6 @@ class Round:
         self._chance = random.Random(deal.number)
         self._computing: Computing | None = None
         self.report = Report(number=deal.number)
-        self.slowest_start_s = 0.0
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         self._environ = kept | {
             "HOME": str(folder),
@@ -168,7 +180,7 @@ class Round:
             "start_deadline_s": deadline_s, "stall_deadline_s": deadline_s, "level_deadline_s": deadline_s,
             "vllm_command": f"{sys.executable} -m benchmarks.chaos.server serve", "engine": "process",
             "model": MODEL, "workload": "tiny", "space": "scheduler", "sampler": "random", "trials": TRIALS,
-            "load": {"concurrency": 4, "rate_rps": 40.0, "requests": 12}, "name": "s",
+            "load": {"concurrency": 4, "rate_rps": 40.0, "requests": 8}, "name": "s",
         }  # fmt: skip
         (self._folder / "chaos.yaml").write_text(json.dumps(settings), encoding="utf-8")
 
@@ -192,7 +204,7 @@ class Round:
                 return
             if kill.phase not in ("start", "any") and self._phase() == kill.phase:
                 break
-            time.sleep(0.004)
+            self._nap(0.004)
         time.sleep(kill.after_s)
         if time.monotonic() > until:
             self.report.hangs.append(f"no {kill.phase} to kill in within {self._pace.limit_s(self._deal):.0f} s")
@@ -253,8 +265,13 @@ class Round:
                 os.kill(tuner, signal.SIGKILL)
                 os.waitpid(tuner, 0)
                 return None
-            time.sleep(0.01)
+            self._nap(0.01)
         return status
+
+    def _nap(self, seconds: float) -> None:
+        begun = time.monotonic()
+        time.sleep(seconds)
+        self.report.held_up_s = max(self.report.held_up_s, time.monotonic() - begun - seconds)
 
     def _last_words(self) -> str:
         lines = (self._folder / "tuner.txt").read_text(errors="replace").strip().splitlines()
@@ -277,7 +294,7 @@ class Round:
         self._look_at_trials()
         self._look_at_database()
         starts = self._ask("SELECT max(elapsed_s) FROM autotune_transitions WHERE event = 'ready'")
-        self.slowest_start_s = float(starts[0][0] or 0.0) if starts else 0.0
+        report.slowest_start_s = float(starts[0][0] or 0.0) if starts else 0.0
 
     def _look_at_trials(self) -> None:
         report, ends = self.report, self._ends()

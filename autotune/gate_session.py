@@ -43,7 +43,7 @@ from autotune.search.objective import is_goodput, joined_figures
 from autotune.search.pareto import pick
 from autotune.search.stability import assess
 from autotune.store.codec import decode
-from autotune.store.folder import LockHolder, StudyFolder
+from autotune.store.folder import HeldFor, LockHolder, StudyFolder
 from autotune.store.gate_files import gate_folder_name
 from autotune.store.places import Places
 from autotune.store.repository import Store
@@ -133,7 +133,9 @@ def verify_trial(
     if same_server(plan, candidate, against):
         observer.note(f"{against.label} ends up as the same server as {candidate.label}: there is nothing to gain")
     folder = places.folder(study.name)
-    with folder.locked(LockHolder(pid=os.getpid(), started=psutil.Process().create_time())):
+    with folder.locked(
+        LockHolder(pid=os.getpid(), started=psutil.Process().create_time(), held_for=HeldFor.VERIFICATION)
+    ):
         _reap_left_over(folder, observer)
         seed = gate_seed_of(study.seed, candidate, against, _seeds(trials, study.seed), request.again)
         order = _order(plan, load, candidate, against, request, slo, seed, folder, doubts=doubts, trials=trials)

@@ -174,14 +174,14 @@ def _delete(
     import psutil
 
     from autotune.errors import StorageError, StudyBusy
-    from autotune.store.folder import LockHolder
+    from autotune.store.folder import HeldFor, LockHolder
     from autotune.store.gate_files import GateFile, delete_gate_file
     from autotune.store.raw_files import delete_raw_file
 
     def forget(one: RawFile | GateFile) -> bool:
         return delete_gate_file(places.root, one) if isinstance(one, GateFile) else delete_raw_file(places.root, one)
 
-    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
+    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time(), held_for=HeldFor.CLEARING_UP)
     deleted: list[RawFile | GateFile] = []
     busy: list[str] = []
     errors: list[str] = []

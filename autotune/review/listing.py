@@ -7,9 +7,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from autotune.report.studies import StudyRow
+from autotune.store.folder import HeldFor
 from autotune.store.study_record import StudyState
 
 if TYPE_CHECKING:
+    from autotune.store.folder import LockHolder
     from autotune.store.listing import ListedStudy, Tally
     from autotune.store.places import Places
     from autotune.store.study_record import AttemptRecord, StudyRecord
@@ -18,10 +20,21 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 """State of a study that is stored as running, and that nobody runs: its tuner was killed."""
 
+VERIFYING = "verifying"
+"""State of a study of which a config is being verified, in lists."""
 
-def state_now(study: StudyRecord | ListedStudy, *, held: bool) -> str:
-    """A study's state; `held`: whether somebody holds its lock now, as a verification of a finished study does too."""
-    return INTERRUPTED if study.state == StudyState.RUNNING and not held else str(study.state)
+
+def state_now(study: StudyRecord | ListedStudy, places: Places) -> str:
+    """A study's state, whatever else is done with it."""
+    return INTERRUPTED if study.state == StudyState.RUNNING and places.is_left(study.name) else str(study.state)
+
+
+def _listed_state(study: StudyRecord | ListedStudy, places: Places, holder: LockHolder | None) -> str:
+    if holder is not None and holder.held_for is HeldFor.VERIFICATION:
+        return VERIFYING
+    if holder is not None and holder.held_for is HeldFor.STUDY:
+        return str(StudyState.RUNNING)  # whatever is stored: it is about to begin, or to end
+    return state_now(study, places)
 
 
 def study_row(
@@ -52,7 +65,7 @@ def study_row(
         workload=str(study.spec.get("workload", "")),
         engine=str(study.engine),
         simulated=study.simulated or tally.simulated,
-        state=str(StudyState.RUNNING) if holder else state_now(study, held=False),
+        state=_listed_state(study, places, holder),
         done=tally.counted,
         wanted=study.target_trials,
         measured=tally.measured,

@@ -74,7 +74,7 @@ def facts_of(store: Store, study: StudyRecord, view: StudyView, places: Places) 
     version = study.identity.get("vllm_version", "unknown")
     shown = view.trials if len(view.trials) <= MOST_SERVED else view.compared_trials
     return Facts(
-        state=state_now(study, held=places.folder(study.name).holder() is not None),
+        state=state_now(study, places),
         target=study.target_trials,
         created_at=study.created_at.isoformat(),
         seed=study.seed,

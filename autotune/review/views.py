@@ -142,7 +142,7 @@ def _made(
         background=background_of(study),
         running=running,
         running_problem=problem,
-        interrupted=state_now(study, held=places.folder(study.name).holder() is not None) != StudyState.RUNNING,
+        interrupted=state_now(study, places) != StudyState.RUNNING,
     )
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from autotune.errors import StorageError, StudyBusy
@@ -17,12 +18,21 @@ DATABASE_NAME = "autotune.db"
 """In the studies folder, beside the studies' own: no study can have this name, or that of its journal."""
 
 
+class HeldFor(StrEnum):
+    """What a study's lock is held for."""
+
+    STUDY = "study"
+    VERIFICATION = "verification"
+    CLEARING_UP = "clearing_up"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockHolder:
-    """Who runs a study: pid and its start time (seconds since the epoch), so that a reused pid is not mistaken."""
+    """Who works on a study: pid and its start time (seconds since the epoch), so that a reused pid is not mistaken."""
 
     pid: int
     started: float
+    held_for: HeldFor = HeldFor.STUDY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +88,8 @@ class StudyFolder:
                 time.sleep(0.05)  # `autotune status` holds the lock shared for an instant
         try:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": holder.pid, "started": holder.started}).encode(), 0)
+            written = {"pid": holder.pid, "started": holder.started, "held_for": holder.held_for}
+            os.pwrite(descriptor, json.dumps(written).encode(), 0)
         except OSError as error:
             raise StorageError(f"{self.path / '.lock'}: {error.strerror}") from None
 
@@ -91,16 +102,26 @@ class StudyFolder:
         )
 
     def holder(self) -> LockHolder | None:
-        """Who holds the study right now; None when nobody does."""
-        file = self.path / ".lock"
+        """Who holds the study right now; None when nobody does, or is not known yet."""
+        held = self._held()
+        return _parse_holder(held) if held is not None else None
+
+    def is_held(self) -> bool | None:
+        """Whether somebody works on the study now, as far as its lock tells; None where none lies here."""
+        if self._held() is not None:
+            return True
+        return False if (self.path / ".lock").is_file() else None
+
+    def _held(self) -> bytes | None:
+        """What stands in the lock that somebody holds; None where nobody does."""
         try:
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _parse_holder(os.pread(descriptor, 200, 0))
+            return os.pread(descriptor, 200, 0)
         finally:
             os.close(descriptor)
         return None
@@ -109,8 +130,9 @@ class StudyFolder:
 def _parse_holder(content: bytes) -> LockHolder | None:
     try:
         raw = json.loads(content)
-        return LockHolder(pid=int(raw["pid"]), started=float(raw["started"]))
-    except (ValueError, KeyError, TypeError):
+        purpose = HeldFor(raw.get("held_for", HeldFor.STUDY))
+        return LockHolder(pid=int(raw["pid"]), started=float(raw["started"]), held_for=purpose)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None  # the holder has the lock but has not written its name yet
 
 

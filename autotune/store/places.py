@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.store.connection import BUSY_TIMEOUT_S
+from autotune.store.connection import BUSY_TIMEOUT_S, locate
 from autotune.store.folder import DATABASE_NAME, StudyFolder
 
 
@@ -31,3 +31,12 @@ class Places:
     def folder(self, study: str) -> StudyFolder:
         """The folder of one study."""
         return StudyFolder(root=self.root, name=study)
+
+    def is_left(self, study: str) -> bool:
+        """Whether nobody works on a study, by its lock.
+
+        A database server's studies may be run on other machines, whose folders, and locks, are not here: of those
+        nothing is known, and none is taken for left.
+        """
+        held = self.folder(study).is_held()
+        return not held if held is not None else locate(self.database).path is not None

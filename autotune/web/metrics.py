@@ -11,14 +11,14 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from autotune import __version__
-from autotune.review.listing import INTERRUPTED
+from autotune.review.listing import INTERRUPTED, VERIFYING
 from autotune.store.study_record import StudyState
 from autotune.web.job import JobState
 from autotune.web.route import Call
 from autotune.web.service import Service
 from autotune.web.study_figures import StudyFigures
 
-STATES = (*map(str, StudyState), INTERRUPTED)
+STATES = (*map(str, StudyState), INTERRUPTED, VERIFYING)
 """As the list of studies has them: `interrupted` is one that is stored as running and that nobody runs."""
 
 

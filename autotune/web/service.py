@@ -150,7 +150,7 @@ class Service:
         if found is None:
             store.study(study)  # or it is said which there are
             raise UnknownName("study", study, ())
-        killed = found.state == StudyState.RUNNING and self.settings.places.folder(study).holder() is None
+        killed = found.state == StudyState.RUNNING and self.settings.places.is_left(study)
         return f"{found.revision}-killed" if killed else found.revision
 
     def _queue_changed(self) -> None:

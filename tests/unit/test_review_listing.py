@@ -9,7 +9,7 @@ import pytest
 
 from autotune.life import Event, State, Transition
 from autotune.review.listing import study_row
-from autotune.store.folder import LockHolder
+from autotune.store.folder import HeldFor, LockHolder
 from autotune.store.listing import ListedStudy, Tally
 from autotune.store.places import Places
 from autotune.store.study_record import AttemptRecord, AttemptState, StudyState, TransitionRecord
@@ -64,3 +64,21 @@ def test_a_study_that_runs_tells_its_trial_and_since_when(tmp_path: Path) -> Non
 def test_one_that_nobody_runs_tells_no_trial(tmp_path: Path, stored: StudyState, told: str) -> None:
     row = study_row(listed(stored), TALLY, Places(root=tmp_path), attempts, now=NOW)
     assert (row.state, row.pid, row.trial, row.phase, row.elapsed_s) == (told, None, None, None, None)
+
+
+def test_a_verification_is_told_from_a_study_that_runs(tmp_path: Path) -> None:
+    places = Places(root=tmp_path)
+    for stored in (StudyState.FINISHED, StudyState.RUNNING):
+        with places.folder("s").locked(LockHolder(pid=17, started=1.0, held_for=HeldFor.VERIFICATION)):
+            row = study_row(listed(stored), TALLY, places, attempts, now=NOW)
+        assert (row.state, row.pid) == ("verifying", 17)
+    with places.folder("s").locked(LockHolder(pid=17, started=1.0, held_for=HeldFor.CLEARING_UP)):
+        assert study_row(listed(StudyState.FINISHED), TALLY, places, attempts, now=NOW).state == "finished"
+
+
+def test_of_a_study_that_another_machine_may_run_nothing_is_known(tmp_path: Path) -> None:
+    server = Places(root=tmp_path, storage="postgresql://somewhere/studies")
+    assert study_row(listed(StudyState.RUNNING), TALLY, server, attempts, now=NOW).state == "running"
+    with server.folder("s").locked(LockHolder(pid=17, started=1.0)):
+        pass  # it was run from here
+    assert study_row(listed(StudyState.RUNNING), TALLY, server, attempts, now=NOW).state == "interrupted"

@@ -30,12 +30,17 @@ def code_hash(package: Path = _PACKAGE) -> str:
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*")):
         place = path.relative_to(package)
-        if place.parts[0] in _ABOVE or "__pycache__" in place.parts or not path.is_file():
+        if place.parts[0] in _ABOVE or "__pycache__" in place.parts or _is_an_editors(path) or not path.is_file():
             continue
         content = path.read_bytes()
         digest.update(f"{place.as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:16]
+
+
+def _is_an_editors(path: Path) -> bool:
+    """Swap files and copies that come and go while somebody reads the code."""
+    return path.name.startswith((".", "#")) or path.name.endswith(("~", ".swp", ".tmp", ".orig"))
 
 
 def recorded_hash(content: bytes, configs: Sequence[Config], prior: Prior | None) -> str:

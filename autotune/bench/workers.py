@@ -27,7 +27,9 @@ class Workers:
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:  # a second Ctrl-C: nobody waits for a study of minutes
+            self.cut_short()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def submit(

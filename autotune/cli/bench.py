@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -73,7 +74,8 @@ def search(
     asked = _asked(quick, tuple(surface or ()), seeds, samplers, workers)
     kept = _kept(replays, asked.cache_dir)
     progress = _Progress(None if kept is None else kept.path)
-    ran = run(asked, progress, kept)
+    with contextlib.nullcontext() if kept is None else contextlib.closing(kept):
+        ran = run(asked, progress, kept)
     if ran.studies:
         _show(ran, as_json)
     if ran.stopped is not None:

@@ -176,16 +176,17 @@ async def _guards(request: web.Request, handler: Next) -> web.StreamResponse:
         )
     api = request.path.startswith("/api/")
     changes = request.method in STATE_CHANGING
-    if (api or changes) and request.match_info.http_exception is None:  # what is nowhere is told so, to anybody
+    somewhere = request.match_info.http_exception is None  # what is nowhere is told so, to anybody
+    if (api or changes) and somewhere:
         check_site(request.headers, request.headers.get("Host", ""), changes=changes)
-        if settings.look_only and changes and not _is_open(request):
+    if not settings.token_hashes or _is_open(request) or is_authenticated(service, request):
+        if settings.look_only and changes and somewhere and not _is_open(request):
             raise Refused(
                 HTTPStatus.FORBIDDEN,
                 "look-only",
                 "this service shows, and changes nothing",
                 hint="It was started with --look-only.",
             )
-    if not settings.token_hashes or _is_open(request) or is_authenticated(service, request):
         return await handler(request)
     if api or request.path == "/metrics":
         raise Refused(

@@ -147,14 +147,18 @@ def standing_still(own: Places) -> Iterator[None]:
     jobs = json.loads((Path(own.root) / ".service" / "jobs.json").read_text())["jobs"]
     (pid,) = [job["pid"] for job in jobs if job["state"] == "running"]
     os.kill(pid, signal.SIGSTOP)
-    yield
+    try:
+        yield
+        assert any(_is_told_to_end(pid) or time.sleep(0.01) for _ in range(10_000))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _is_told_to_end(pid: int) -> bool:
+    """Whether TERM waits for the process to go on."""
     told = 1 << (signal.SIGTERM - 1)
-    for _ in range(10_000):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        if any(int(line.split()[1], 16) & told for line in lines if line.startswith(("SigPnd", "ShdPnd"))):
-            break
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGCONT)
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) & told for line in lines if line.startswith(("SigPnd", "ShdPnd")))
 
 
 def test_a_trial_is_verified_on_the_page_stopped_and_verified_again_and_its_whole_record_is_there(

@@ -152,6 +152,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("bench/new.py", True),
         ("cli/bench.py", False),
         ("bench/__pycache__/replay.pyc", False),
+        ("bench/.replay.py.swp", False),
+        ("bench/replay.py~", False),
     ],
 )
 def test_the_code_is_every_file_that_a_replay_may_follow_from(changed: str, matters: bool, package: Path) -> None:

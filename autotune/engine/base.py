@@ -68,6 +68,7 @@ class ServerIdentity:
         marker: random token in the environment of every process we start (AUTOTUNE_MARKER).
         host: name of the machine it runs on; empty for the tuner's own.
         folder: that the server has to itself (private_folders.py); empty for none, and before it was started.
+        grace_s: that the server is to have from TERM to KILL.
     """
 
     pid: int
@@ -76,6 +77,7 @@ class ServerIdentity:
     marker: str
     host: str = ""
     folder: str = ""
+    grace_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

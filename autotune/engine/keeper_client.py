@@ -135,7 +135,8 @@ class Keeper:
         """
         inherited = {name: value for name, value in self._environ.items() if name not in what.unset}
         private = private_folder(self._identity.marker, inherited, what.env)
-        self._identity = replace(self._identity, folder="" if private.path is None else str(private.path))
+        folder = "" if private.path is None else str(private.path)
+        self._identity = replace(self._identity, folder=folder, grace_s=what.grace_s)
         line = keeper.Order(
             argv=list(what.argv),
             env={**private.env, **what.env} | {MARKER_NAME: self._identity.marker, KEEP_ENVIRON: "1"},

@@ -61,7 +61,7 @@ class ReapReport:
 def reap(
     identity: ServerIdentity,
     *,
-    grace_s: float = 10.0,
+    grace_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReapReport:
@@ -69,9 +69,13 @@ def reap(
 
     Nothing left is fine.
 
+    Args:
+        grace_s: None for what the server was to have.
+
     Blocks for `grace_s` + KILL_DEADLINE_S seconds at most, those in which it stood still not counted; call it from a
     thread inside an event loop.
     """
+    grace_s = identity.grace_s if grace_s is None else grace_s
     begun = looked = clock()
     elapsed = 0.0
     known: dict[tuple[int, int], Found] = {}

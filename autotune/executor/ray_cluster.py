@@ -140,7 +140,7 @@ class Cluster:
         there = [node for node, said in self.nodes().items() if said["NodeManagerHostname"] == identity.host]
         for node in there:
             with suppress(self.ray.exceptions.RayError):
-                report: ReapReport = self.ray.get(self.on(node, reap, identity), timeout=ANSWER_S)
+                report: ReapReport = self.ray.get(self.on(node, reap, identity), timeout=ANSWER_S + identity.grace_s)
                 return report
         return None
 

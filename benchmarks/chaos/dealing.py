@@ -156,7 +156,8 @@ def deal(seed: int, number: int) -> Deal:
         )
         for place in range(2 if number % 3 == 0 and not first.tight else 1)
     ]
-    stranger = chance.uniform(0.5, 2.0) if number % 4 == 1 else 0.0
+    # What waits for a stranger has time for nothing else that takes long.
+    stranger = chance.uniform(0.5, 2.0) if number % 4 == 1 and len(kills) == 1 and not first.tight else 0.0
     return Deal(number=number, faults=tuple(trials), kills=tuple(kills), stranger=stranger)
 
 

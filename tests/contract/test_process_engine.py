@@ -161,7 +161,7 @@ async def test_identity_comes_before_the_server_and_again_with_its_group(bench: 
     async with bench.server() as server:
         first, second = bench.identities
         assert first.pgid is None
-        assert second == replace(first, pgid=second.pgid, folder=second.folder)
+        assert second == replace(first, pgid=second.pgid, folder=second.folder, grace_s=bench.grace_s)
         assert carrying(bench.marker) == sorted([second.pid, second.pgid])
         assert [m.name for m in bench.milestones][:2] == ["process started", "arguments parsed"]
         assert server.argv[:5] == (*shlex.split(FAKE)[:4], "serve")

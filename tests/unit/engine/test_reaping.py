@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -92,6 +93,22 @@ def test_who_stood_still_kills_all_the_same(
 
     report = reap(identity, grace_s=1.0, clock=lambda: now_s[0], sleep=stand_still)
     assert (report.killed, report.remaining) == (1, ())
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 4.0, 40.0])
+def test_a_deaf_server_has_the_grace_of_its_own_study(
+    left_behind: Callable[..., ServerIdentity], grace_s: float
+) -> None:
+    now_s = [0.0]
+
+    def hurry(seconds: float) -> None:
+        now_s[0] += 0.5
+        time.sleep(min(seconds, 0.01))
+
+    identity = replace(left_behind("ignore-term"), grace_s=grace_s)
+    report = reap(identity, clock=lambda: now_s[0], sleep=hurry)
+    assert (report.killed, report.remaining) == (1, ())
+    assert report.seconds >= grace_s
 
 
 def test_a_server_that_obeys_term_needs_no_kill(left_behind: Callable[..., ServerIdentity]) -> None:

@@ -1,12 +1,14 @@
 """Finished replays in a file, so that a benchmark that was interrupted goes on where it was.
 
 JSON objects, one replay a line, appended and synced as each one ends. A line that was torn by a crash is no replay, and
-the next one begins a new line. A line counts for the replay whose key it has, and for no other.
+the next one begins a new line. A line counts for the replay whose key it has, and for no other, and not at all where
+any of it is not what was written.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import stat
 from collections.abc import Collection
@@ -22,28 +24,37 @@ from autotune.errors import InvalidFile, StorageError
 
 _MARK = b'{"format":"autotune-replay"'
 _Share = Annotated[float, Field(ge=-1e-9, le=1 + 1e-9, allow_inf_nan=False)]
+_Name = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9:._-]*$")]
 _Minutes = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Line(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: Literal["autotune-replay"] = "autotune-replay"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     key: Annotated[str, Field(min_length=1, max_length=64)]
-    surface: str
+    surface: _Name
     kind: SurfaceKind
-    sampler: str
+    sampler: _Name
     seed: Annotated[int, Field(ge=0)]
     gave_up: bool
     gap: Annotated[tuple[_Share, ...], Field(min_length=1, max_length=MOST_LAUNCHES)]
     infeasible: tuple[bool, ...]
     minutes: tuple[_Minutes, ...]
+    check: str = ""
+    """Of all the others, see `digest`; empty for one that is about to be written."""
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
         if not len(self.gap) == len(self.infeasible) == len(self.minutes):
             raise ValueError("gap, infeasible and minutes have one entry per launch")
+        if self.check and self.check != self.digest():
+            raise ValueError("not what was written")
         return self
+
+    def digest(self) -> str:
+        """Hash of all that the line says."""
+        return hashlib.sha256(self.model_dump_json(exclude={"check"}).encode()).hexdigest()[:16]
 
 
 class KeptReplays:
@@ -71,7 +82,10 @@ class KeptReplays:
     def _check(self) -> None:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             raise InvalidFile(str(self.path), "", "a device or a pipe", "a regular file, or none yet")
-        head = os.pread(self._file, len(_MARK), 0)
+        try:
+            head = os.pread(self._file, len(_MARK), 0)
+        except OSError as error:
+            raise self._unusable(error) from error
         line = head.split(b"\n")[0]  # may be torn within the mark
         if head and (not line or not _MARK.startswith(line)):
             seen = line.decode("utf-8", "replace")
@@ -99,7 +113,7 @@ class KeptReplays:
                 line = _Line.model_validate_json(text)
             except ValidationError:
                 continue
-            if line.key in wanted:
+            if line.check and line.key in wanted:
                 found.setdefault(line.key, _study(line))
         return found
 
@@ -120,7 +134,7 @@ class KeptReplays:
             infeasible=study.replay.infeasible,
             minutes=study.replay.minutes,
         )
-        content = line.model_dump_json().encode() + b"\n"
+        content = line.model_copy(update={"check": line.digest()}).model_dump_json().encode() + b"\n"
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)  # two benchmarks may share a file
             try:

@@ -110,7 +110,7 @@ class _Keeping:
 
     def finished_before(self) -> dict[Job, Study]:
         found = {} if self._kept is None else self._kept.read(self._keys.values())
-        return {job: found[key] for job, key in self._keys.items() if key in found}
+        return {job: found[key] for job, key in self._keys.items() if key in found and _is_of(found[key], job)}
 
     def add(self, job: Job, study: Study) -> None:
         if self._kept is None:
@@ -127,6 +127,10 @@ class _Keeping:
 
     def _contents(self) -> tuple[object, ...]:
         return code_hash(), *(path.read_bytes() for path in self._files)
+
+
+def _is_of(study: Study, job: Job) -> bool:
+    return study.sampler == str(job.sampler) and study.seed == job.seed
 
 
 def _recorded_identity(path: Path) -> str:

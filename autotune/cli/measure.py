@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,8 +106,9 @@ def _run(order: MeasureOrder, begun: list[Measuring]) -> None:
     """Until every load was driven.
 
     Raises:
-        Interrupted: Ctrl-C or TERM.
+        Interrupted: Ctrl-C, TERM or HUP.
     """
+    from autotune.cli.interrupted import heard_signals
     from autotune.errors import Interrupted
     from autotune.load.loops import new_loop
     from autotune.measuring import measure as drive_levels
@@ -116,7 +116,7 @@ def _run(order: MeasureOrder, begun: list[Measuring]) -> None:
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is not None:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in heard_signals():
                 loop.add_signal_handler(number, task.cancel)
         await drive_levels(order, environ=os.environ, tell=lambda line: typer.echo(line, err=True), begun=begun.append)
 

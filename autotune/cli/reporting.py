@@ -26,15 +26,19 @@ def run(command: Callable[[], object]) -> NoReturn:
     _ready_streams()
     # As Ctrl-C: what a TERM meets half-way (a server command that is being asked for its flags) is cleared up.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup autotune ...` survives the terminal
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         command()
         sys.stdout.flush()  # here, where a reader that went away is no error, and not at the interpreter's exit
         sys.exit(int(ExitCode.OK))
     except SystemExit as end:
+        _end_at_once()
         if end.code == ExitCode.INTERRUPTED:
             _say("autotune: stopped by the operator")
         raise
     except AutotuneError as error:
+        _end_at_once()
         _say(f"autotune: {error.message}")
         if error.hint:
             _say(f"  {error.hint}")
@@ -44,12 +48,20 @@ def run(command: Callable[[], object]) -> NoReturn:
         silence_output()
         sys.exit(int(ExitCode.OK))
     except KeyboardInterrupt:
+        _end_at_once()
         _say("autotune: stopped by the operator")
         sys.exit(int(ExitCode.INTERRUPTED))
     except Exception as error:  # noqa: BLE001 - the outermost shell: an operator never sees a traceback
         if isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM:
             _output_refused(error)  # our own files raise errors that name them
         _internal(error)
+
+
+def _end_at_once() -> None:
+    """From here on a signal has nothing to clear up: it ends the process, where Python would show a traceback."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.default_int_handler:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _ready_streams() -> None:

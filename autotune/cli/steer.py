@@ -164,12 +164,17 @@ def stop(
         store.study(study)  # or it is said which there are
     folder = places.folder(study)
     holder = folder.holder()
+    if holder is None and folder.is_held():
+        raise StudyBusy(
+            f"study {study!r} is held by a process that {folder.path / '.lock'} does not name, or not to this user",
+            hint="Look again in a moment; if it stays so, end the process as the user who started it.",
+        )
     if holder is None:
         typer.echo(f"study {study} is not running")
         return
     tell_to_stop(study, holder, now=now)
     deadline = time.monotonic() + wait_s
-    while folder.holder() is not None:
+    while folder.is_held():
         if time.monotonic() > deadline:
             raise StudyBusy(
                 f"study {study!r} was told to stop, process {holder.pid} is still finishing what it measures or ending "

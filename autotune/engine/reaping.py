@@ -24,6 +24,9 @@ from autotune.engine.processes import TRACKER_S, ProcStat, descendants, is_track
 
 POLL_S = 0.05
 KILL_DEADLINE_S = 10.0
+GRACE_S = 10.0
+MOST_GRACE_S = 600.0
+"""That a study can ask for; a stored one that is longer, negative or no number was never asked for."""
 LOOK_S = 1.0
 """A look counts as so much time at most: who stood still (a paused machine) asked and killed nobody meanwhile."""
 START_TOLERANCE_S = 0.05
@@ -70,12 +73,14 @@ def reap(
     Nothing left is fine.
 
     Args:
-        grace_s: None for what the server was to have.
+        grace_s: None for what the server was to have; GRACE_S where that can be no grace.
 
     Blocks for `grace_s` + KILL_DEADLINE_S seconds at most, those in which it stood still not counted; call it from a
     thread inside an event loop.
     """
     grace_s = identity.grace_s if grace_s is None else grace_s
+    if not 0 <= grace_s <= MOST_GRACE_S:  # NaN is neither
+        grace_s = GRACE_S
     begun = looked = clock()
     elapsed = 0.0
     known: dict[tuple[int, int], Found] = {}

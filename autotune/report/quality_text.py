@@ -103,8 +103,8 @@ def quality_document(found: Quality | None) -> dict[str, Any] | None:
                 ("agreement", found.agreement),
             )
         },
-        "agreement_by_subject": dict(found.by_subject),
-        "seconds": found.seconds,
+        "agreement_by_subject": {name: _number(share) for name, share in found.by_subject},
+        "seconds": _number(found.seconds),
         "simulated": found.simulated,
     }
 

@@ -20,7 +20,7 @@ def is_alive(pid: int, started: float) -> bool:
     try:
         process = psutil.Process(pid)
         return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # what is stored may be no pid
         return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ class HeldFor(StrEnum):
     STUDY = "study"
     VERIFICATION = "verification"
     CLEARING_UP = "clearing_up"
+    OTHER = "other"
+    """What another version of the program does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class StudyFolder:
         _make(self.path)
         file = self.path / ".lock"
         try:
-            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         except OSError as error:
             raise StorageError(f"{file}: {error.strerror}", hint="The study's folder must be writable.") from None
         try:
@@ -102,20 +105,35 @@ class StudyFolder:
         )
 
     def holder(self) -> LockHolder | None:
-        """Who holds the study right now; None when nobody does, or is not known yet."""
-        held = self._held()
+        """Who holds the study right now; None when nobody does, or is not known (yet), see `is_held`."""
+        try:
+            held = self._held()
+        except PermissionError:
+            return None
         return _parse_holder(held) if held is not None else None
 
     def is_held(self) -> bool | None:
-        """Whether somebody works on the study now, as far as its lock tells; None where none lies here."""
-        if self._held() is not None:
+        """Whether somebody works on the study now, as far as its lock tells; None where none lies here.
+
+        One that may not be read counts as held: nobody can tell.
+        """
+        try:
+            if self._held() is not None:
+                return True
+        except PermissionError:
             return True
         return False if (self.path / ".lock").is_file() else None
 
     def _held(self) -> bytes | None:
-        """What stands in the lock that somebody holds; None where nobody does."""
+        """What stands in the lock that somebody holds; None where nobody does.
+
+        Raises:
+            PermissionError: it may not be read.
+        """
         try:
-            descriptor = os.open(self.path / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.path / ".lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except PermissionError:
+            raise
         except OSError:
             return None
         try:
@@ -130,10 +148,12 @@ class StudyFolder:
 def _parse_holder(content: bytes) -> LockHolder | None:
     try:
         raw = json.loads(content)
-        purpose = HeldFor(raw.get("held_for", HeldFor.STUDY))
-        return LockHolder(pid=int(raw["pid"]), started=float(raw["started"]), held_for=purpose)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        purpose = raw.get("held_for", HeldFor.STUDY)
+        held_for = HeldFor(purpose) if purpose in set(HeldFor) else HeldFor.OTHER
+        found = LockHolder(pid=int(raw["pid"]), started=float(raw["started"]), held_for=held_for)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None  # the holder has the lock but has not written its name yet
+    return found if found.pid > 0 and math.isfinite(found.started) else None
 
 
 def _make(path: Path) -> None:

@@ -74,8 +74,9 @@ def runner_of(app: web.Application) -> web.AppRunner:
 async def _run(settings: ServeSettings, say: Callable[[str], None], tls: ssl.SSLContext | None) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stopped.set)
     app, door = make_app(settings), Door()
     app.middlewares.insert(0, door.listen)
     runner = runner_of(app)

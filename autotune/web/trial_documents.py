@@ -39,7 +39,7 @@ class QualityDocument(Document):
     perplexity_ratio: Bounds | None
     logprob_gap: Bounds | None
     agreement: Bounds | None
-    agreement_by_subject: dict[str, float]
+    agreement_by_subject: dict[str, float | None]
     seconds: float | None
     simulated: bool
 

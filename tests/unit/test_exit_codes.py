@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,11 +50,12 @@ def test_every_code_is_met_by_a_test_of_the_whole_command() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_term() -> Iterator[None]:
-    """`run` takes TERM over for the whole process."""
-    before = signal.getsignal(signal.SIGTERM)
+def _own_signals() -> Iterator[None]:
+    """`run` takes them over for the whole process."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _raising(error: BaseException) -> Callable[[], None]:
@@ -97,3 +100,36 @@ def test_a_name_in_a_message_does_not_move_the_cursor(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         reporting.run(_raising(errors.InvalidFile("a\x1b[2J.yaml", "", 5, "text")))
     assert capsys.readouterr().err.startswith("autotune: a\\x1b[2J.yaml: 5 is not accepted")
+
+
+def _waiting(at_exit: str = "") -> subprocess.Popen[str]:
+    """A command that waits; it has said so."""
+    program = (
+        "import atexit, time; from autotune.cli import reporting\n"
+        f"{at_exit}\n"
+        "reporting.run(lambda: (print('waits', flush=True), time.sleep(60)))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waits\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_is_the_operators_wish_to_end(number: signal.Signals) -> None:
+    process = _waiting()
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (ExitCode.INTERRUPTED, "autotune: stopped by the operator\n")
+
+
+def test_a_signal_at_the_very_end_shows_no_traceback() -> None:
+    process = _waiting("atexit.register(lambda: (print('ends', flush=True), time.sleep(60)))")
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ends\n"
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, said) == (-signal.SIGINT, "autotune: stopped by the operator\n")

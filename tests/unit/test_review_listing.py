@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -82,3 +83,31 @@ def test_of_a_study_that_another_machine_may_run_nothing_is_known(tmp_path: Path
     with server.folder("s").locked(LockHolder(pid=17, started=1.0)):
         pass  # it was run from here
     assert study_row(listed(StudyState.RUNNING), TALLY, server, attempts, now=NOW).state == "interrupted"
+
+
+def test_a_purpose_that_only_another_version_knows_leaves_what_is_stored(tmp_path: Path) -> None:
+    places = Places(root=tmp_path)
+    with places.folder("s").locked(LockHolder(pid=17, started=1.0)):
+        (tmp_path / "s" / ".lock").write_text('{"pid": 17, "started": 1.0, "held_for": "lunch"}', encoding="utf-8")
+        row = study_row(listed(StudyState.RUNNING), TALLY, places, attempts, now=NOW)
+        assert places.folder("s").holder() == LockHolder(pid=17, started=1.0, held_for=HeldFor.OTHER)
+    assert row.state == "running"
+
+
+def test_a_lock_that_may_not_be_read_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = Places(root=tmp_path)
+    with places.folder("s").locked(LockHolder(pid=17, started=1.0)):
+        pass
+
+    def refuse(path: object, *_: object) -> int:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(os, "open", refuse)  # a second user is more than a test may ask for
+    assert (places.folder("s").holder(), places.is_left("s")) == (None, False)
+
+
+def test_a_pipe_in_a_locks_place_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    os.mkfifo(tmp_path / "s" / ".lock")
+    assert Places(root=tmp_path).folder("s").holder() is None
+    assert Places(root=tmp_path).is_left("s")

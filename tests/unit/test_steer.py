@@ -55,6 +55,23 @@ def test_a_tuner_of_another_user_cannot_be_stopped(places: Places, monkeypatch: 
         steer.stop("s", wait_s=0.0, studies_dir=places.root)
 
 
+@pytest.mark.parametrize(
+    "content",
+    ["", "[[", '{"pid": -1, "started": 1}', '{"pid": 1e999, "started": 1}', '{"pid": 5, "started": NaN}', '"\\ud800"'],
+)
+def test_a_study_whose_lock_says_nonsense_is_not_said_to_be_stopped(
+    places: Places, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    me = LockHolder(pid=os.getpid(), started=psutil.Process().create_time())
+    with places.folder("s").locked(me):
+        (places.root / "s" / ".lock").write_text(content, encoding="utf-8")
+        with pytest.raises(StudyBusy, match="does not name"):
+            steer.stop("s", wait_s=0.0, studies_dir=places.root)
+        folder = places.folder("s")
+        assert (folder.holder(), folder.is_held(), places.is_left("s")) == (None, True, False)
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(("now", "signals"), [(False, 1), (True, 2)])
 def test_a_study_is_asked_once_to_finish_and_twice_to_end_now(
     places: Places, monkeypatch: pytest.MonkeyPatch, now: bool, signals: int

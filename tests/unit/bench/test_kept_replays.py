@@ -77,6 +77,41 @@ def test_a_damaged_line_is_no_replay(path: Path) -> None:
     assert list(read(path, *STUDIES)) == ["a", "c"]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"gap": [1.0, 0.0]},
+        {"minutes": [0.0, 0.2]},
+        {"kind": "simulated"},
+        {"surface": "other"},
+        {"surface": "\x1b[31m"},
+        {"sampler": "other"},
+        {"seed": 7},
+        {"check": "0" * 16},
+        {"check": ""},
+    ],
+)
+def test_a_line_of_which_anything_was_changed_is_no_replay(changed: dict[str, object], path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    lines[0] = json.dumps(json.loads(lines[0]) | changed, separators=(",", ":"))
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+    assert list(read(path, *STUDIES)) == ["b", "c"]
+
+
+def test_a_line_without_its_check_is_no_replay(path: Path) -> None:
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    del lines[0]["check"]
+    path.write_text("".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines), encoding="utf-8")
+
+    assert list(read(path, *STUDIES)) == ["b", "c"]
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(StorageError, match="cannot be kept in /proc/self/mem"):
+        KeptReplays(Path("/proc/self/mem"))
+
+
 def test_two_runs_may_keep_in_one_file(path: Path) -> None:
     first, second = KeptReplays(path), KeptReplays(path)
     first.add("d", STUDIES["a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -109,6 +110,22 @@ def test_a_deaf_server_has_the_grace_of_its_own_study(
     report = reap(identity, clock=lambda: now_s[0], sleep=hurry)
     assert (report.killed, report.remaining) == (1, ())
     assert report.seconds >= grace_s
+
+
+@pytest.mark.parametrize("grace_s", [math.nan, math.inf, -math.inf, -1e9, 1e300])
+def test_a_stored_grace_that_can_be_none_is_not_believed(
+    left_behind: Callable[..., ServerIdentity], grace_s: float
+) -> None:
+    now_s = [0.0]
+
+    def hurry(seconds: float) -> None:
+        now_s[0] += 0.5
+        time.sleep(min(seconds, 0.01))
+
+    identity = replace(left_behind("ignore-term"), grace_s=grace_s)
+    report = reap(identity, clock=lambda: now_s[0], sleep=hurry)
+    assert (report.killed, report.remaining) == (1, ())
+    assert reaping.GRACE_S <= report.seconds < reaping.GRACE_S + reaping.KILL_DEADLINE_S
 
 
 def test_a_server_that_obeys_term_needs_no_kill(left_behind: Callable[..., ServerIdentity]) -> None:

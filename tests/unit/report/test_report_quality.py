@@ -97,9 +97,13 @@ def test_show_and_json_have_every_figure() -> None:
 
 def test_json_has_no_figures_that_are_no_numbers() -> None:
     nothing = Estimate(value=math.nan, low=math.nan, high=math.inf)
-    found = quality_document(replace(LOST, perplexity_ratio=nothing, logprob_gap=nothing))
+    shares = (("code", math.nan), ("mathematics", 0.5))
+    found = quality_document(
+        replace(LOST, perplexity_ratio=nothing, logprob_gap=nothing, by_subject=shares, seconds=math.inf)
+    )
     assert found is not None
     assert found["perplexity_ratio"] == {"value": None, "low": None, "high": None}
+    assert (found["agreement_by_subject"], found["seconds"]) == ({"code": None, "mathematics": 0.5}, None)
     json.dumps(found, allow_nan=False)
 
 

@@ -28,7 +28,7 @@ export const alike = (value) => share(value, 1);
 export function answersPart(found) {
   if (!found) return null;
   const figures = [["perplexity ratio", found.perplexity_ratio, three], ["log-probability gap, nats", found.logprob_gap, three], ["greedy agreement", found.agreement, alike]].filter(([, value]) => value);
-  const subjects = Object.entries(found.agreement_by_subject ?? {});
+  const subjects = Object.entries(found.agreement_by_subject ?? {}).filter(([, value]) => value !== null);
   const asked = found.prompts ? `${count(found.prompts)} prompts of ${found.prompt_set}${found.reference ? `, against ${found.reference}` : ""}${found.seconds === null ? "" : `, in ${seconds(found.seconds)}`}` : null;
   return [
     h("p", {}, h("span.tag", { class: TONES[found.state] ?? null }, found.state === "lossless" ? "unchanged" : found.state.replaceAll("_", " ")), " ", found.why, found.simulated ? h("span.faint", {}, " (simulated)") : null),

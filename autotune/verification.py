@@ -56,7 +56,7 @@ async def verify(
             if ahead.why:
                 observer.note(ahead.why)
             break
-        observer.note(f"{ahead.why}, which takes about {format_seconds(going.seconds_to(going.at[number + 1]))}")
+        observer.note(f"{ahead.why}, which takes about {going.length(going.seconds_to(going.at[number + 1]))}")
     return going.record(found, started_at=started, ended_at=utc())
 
 
@@ -78,8 +78,12 @@ class _Verification:
         made = len(self._launches)
         return self._seconds / made * (launches - made)
 
+    def length(self, seconds: float) -> str:
+        """Seconds on the engine's clock for people, who wait for one of them alone."""
+        return format_seconds(seconds) + (" of virtual time" if self._engine.clock is ClockKind.VIRTUAL else "")
+
     def _how_long(self) -> str:
-        first, most = (format_seconds(self._seconds * count) for count in (self.at[0], self.at[-1]))
+        first, most = (self.length(self._seconds * count) for count in (self.at[0], self.at[-1]))
         said = f"{self.at[0]} launches like this take about {first}"
         return said if len(self.at) == 1 else f"{said}, and {self.at[-1]}, the most, {most}"
 

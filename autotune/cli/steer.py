@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from autotune.records import Trial
     from autotune.report.studies import StudyRow
-    from autotune.store.folder import StudyFolder
+    from autotune.store.folder import HeldFor, StudyFolder
     from autotune.store.places import Places
     from autotune.store.repository import Store
     from autotune.store.study_record import AttemptRecord
@@ -182,4 +182,13 @@ def stop(
                 hint="Wait and look with `autotune status`, or end it at once with `autotune stop --now`.",
             )
         time.sleep(STOP_POLL_S)
-    typer.echo(f"study {study} is stopped; the same `autotune study` command goes on with it")
+    typer.echo(stopped_text(study, holder.held_for))
+
+
+def stopped_text(study: str, held_for: HeldFor) -> str:
+    """What was stopped, and the command that goes on with it."""
+    from autotune.store.folder import HeldFor
+
+    if held_for is HeldFor.VERIFICATION:
+        return f"the verification of study {study} is stopped; the same `autotune promote` command begins it anew"
+    return f"study {study} is stopped; the same `autotune study` command goes on with it"

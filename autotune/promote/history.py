@@ -281,9 +281,13 @@ def before(own: Sequence[Entry]) -> Entry:
     latest = own[-1]
     older = [entry for entry in own if entry.promotion.restores is None and entry.version < latest.effective]
     if not older:
+        name = latest.promotion.name
+        listed = f"`autotune promotions {name}` lists its versions"
         raise NotPromotable(
             f"{latest.label} is in effect as version {latest.effective}, and there is no earlier one to go back to",
-            hint=f"`autotune promotions {latest.promotion.name}` lists them; --to VERSION goes to a later one.",
+            hint=f"{listed}; a rollback reaches a later one by --to VERSION, a diff as {name}@VERSION."
+            if latest.version > 1
+            else f"{listed}: it was promoted once. Another trial is promoted by `autotune promote`.",
         )
     return older[-1]
 

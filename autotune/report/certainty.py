@@ -77,7 +77,10 @@ def _validation(seen: Validation, what: str) -> list[str]:
     if seen.throughput is None or seen.ttft is None:
         if seen.state is ValidationState.BASELINE:
             return []
-        return ["Not validated: the pick was not launched under fresh prompts and arrivals (--repeats 1 does that)."]
+        return [
+            "Not validated: the pick was not launched under fresh prompts and arrivals "
+            "(the repeats at a study's end do that: --repeats 1)."
+        ]
     told = f"{what} {change_text(seen.throughput)} and TTFT p95 {change_text(seen.ttft)} against what it had promised"
     trials = f"trial {_numbers(seen.launches)}, fresh prompts and arrivals"
     if seen.state is ValidationState.WORSE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -131,7 +132,8 @@ def trials_table(view: StudyView) -> RenderableType:
 
 def counts_line(view: StudyView) -> Text:
     """How many trials ended how; outcomes that did not occur are left out."""
-    parts = [f"{view.count(outcome)} {outcome}" for outcome in Outcome if view.count(outcome)]
+    ended = Counter(view.outcome(trial) for trial in view.trials)
+    parts = [f"{ended[each]} {each}" for each in (*Outcome, "running", "interrupted") if ended[each]]
     void = sum(trial.void is not None for trial in view.trials)
     told = f" ({void} of them void: the load client was the limit)" if void else ""
     return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}{told}{_saved(view)}\n")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import assert_never
 
 from autotune.errors import StorageError, StudyBusy
 
@@ -27,6 +28,21 @@ class HeldFor(StrEnum):
     CLEARING_UP = "clearing_up"
     OTHER = "other"
     """What another version of the program does."""
+
+    @property
+    def participle(self) -> str:
+        """What is being done to the study, after `it is being`."""
+        match self:
+            case HeldFor.STUDY:
+                return "run"
+            case HeldFor.VERIFICATION:
+                return "verified"
+            case HeldFor.CLEARING_UP:
+                return "cleared up"
+            case HeldFor.OTHER:
+                return "worked on"
+            case _:
+                assert_never(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +115,11 @@ class StudyFolder:
     def _busy(self) -> StudyBusy:
         current = self.holder()
         who = f"process {current.pid}" if current else "another process"
+        held_for = current.held_for if current else HeldFor.STUDY
+        follow = f"Follow it with `autotune logs -f {self.name}`" if held_for is HeldFor.STUDY else "Wait for its end"
         return StudyBusy(
-            f"study {self.name!r} is being run by {who}",
-            hint=f"Follow it with `autotune logs -f {self.name}`, or end it with `autotune stop {self.name}`.",
+            f"study {self.name!r} is being {held_for.participle} by {who}",
+            hint=f"{follow}, or end it with `autotune stop {self.name}`.",
         )
 
     def holder(self) -> LockHolder | None:

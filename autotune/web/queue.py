@@ -256,7 +256,7 @@ class Queue:
                 if study.state is StudyState.RUNNING:
                     holder = self._settings.places.folder(study.name).holder()
                     if holder is not None:
-                        return f"study {study.name} is being run by process {holder.pid}"
+                        return f"study {study.name} is being {holder.held_for.participle} by process {holder.pid}"
             return None
 
         try:

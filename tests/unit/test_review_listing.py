@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.steer import stopped_text
+from autotune.errors import StudyBusy
 from autotune.life import Event, State, Transition
 from autotune.review.listing import study_row
 from autotune.store.folder import HeldFor, LockHolder
@@ -111,3 +113,28 @@ def test_a_pipe_in_a_locks_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "s" / ".lock")
     assert Places(root=tmp_path).folder("s").holder() is None
     assert Places(root=tmp_path).is_left("s")
+
+
+@pytest.mark.parametrize(
+    ("held_for", "said", "next_"),
+    [
+        (HeldFor.STUDY, "'s' is being run by process 17", "autotune logs -f s"),
+        (HeldFor.VERIFICATION, "'s' is being verified by process 17", "Wait for its end"),
+        (HeldFor.CLEARING_UP, "'s' is being cleared up by process 17", "Wait for its end"),
+        (HeldFor.OTHER, "'s' is being worked on by process 17", "Wait for its end"),
+    ],
+)
+def test_who_is_kept_out_is_told_what_is_being_done(tmp_path: Path, held_for: HeldFor, said: str, next_: str) -> None:
+    folder = Places(root=tmp_path).folder("s")
+    with (
+        folder.locked(LockHolder(pid=17, started=1.0, held_for=held_for)),
+        pytest.raises(StudyBusy, match=said) as refused,
+        folder.locked(LockHolder(pid=18, started=1.0)),
+    ):
+        pass
+    assert next_ in str(refused.value.hint)
+
+
+def test_what_was_stopped_is_named_with_the_command_that_goes_on_with_it() -> None:
+    assert stopped_text("s", HeldFor.STUDY) == "study s is stopped; the same `autotune study` command goes on with it"
+    assert stopped_text("s", HeldFor.VERIFICATION).endswith("the same `autotune promote` command begins it anew")

@@ -189,7 +189,11 @@ def test_what_four_launches_leave_open_is_gone_on_with_in_the_same_order(tmp_pat
     assert (found.order, len(engine.launched)) == ("ABBAABBA", 8)
     assert [watcher.launches[at][:2] for at in (3, 4)] == [(4, 4), (5, 8)]
     length, open_ = watcher.notes
-    assert re.fullmatch(r"4 launches like this take about \d+ min \d\d s, and 40, the most, 1 h \d\d min", length)
+    assert re.fullmatch(
+        r"4 launches like this take about \d+ min \d\d s of virtual time, "
+        r"and 40, the most, 1 h \d\d min of virtual time",
+        length,
+    )
     assert open_.startswith(
         "undecided after 4 launches (about 22 launches would show it); going on to 8, which takes about"
     )

@@ -143,8 +143,11 @@ def test_going_back_again_goes_further_back_and_not_forth() -> None:
 
 
 def test_nothing_lies_before_the_first() -> None:
-    with pytest.raises(NotPromotable, match="no earlier one"):
+    with pytest.raises(NotPromotable, match="no earlier one") as only:
         before(history(promotion()))
+    assert "promoted once" in str(only.value.hint)
+    assert "--to" not in str(only.value.hint)
     one, two = promotion(), promotion()
-    with pytest.raises(NotPromotable, match="in effect as version 1"):
+    with pytest.raises(NotPromotable, match="in effect as version 1") as back:
         before(history(one, two, back_to(1, one)))
+    assert "a rollback reaches a later one by --to VERSION" in str(back.value.hint)

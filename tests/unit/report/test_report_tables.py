@@ -55,7 +55,8 @@ def test_the_report_ends_a_study() -> None:
     text = as_text(study_report(study()))
     assert "Pick: trial 1 (knee, not yet validated): most throughput within ttft_p95<=500ms" in text
     assert "throughput per GPU +40 %, TTFT p95 -54 %" in text
-    assert "7 trials: 4 measured, 1 infeasible, 1 faulted" in text
+    assert "7 trials: 4 measured, 1 infeasible, 1 faulted, 1 running" in text
+    assert "1 faulted, 1 interrupted" in as_text(study_report(replace(study(), interrupted=True)))
     assert "Logs and requests lie in studies/llama-chat" in text
     front = as_text(front_table(study()))
     assert [front.index(f"{rate}") for rate in ("2,100", "2,600", "1,500")] == sorted(

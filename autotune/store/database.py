@@ -108,8 +108,11 @@ class Database:
 
     @contextmanager
     def _read(self) -> Iterator[Session]:
-        with self._session(self.engine) as session:
-            yield session
+        try:
+            with self._session(self.engine) as session:
+                yield session
+        except ValueError as error:  # a column that holds no JSON, or no time
+            raise StorageError(f"{self.location.label}: holds a record that cannot be read: {error}") from error
 
     @contextmanager
     def _session(self, engine: Engine) -> Iterator[Session]:

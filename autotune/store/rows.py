@@ -19,7 +19,7 @@ from autotune.records import (
     Trial,
     TrialResult,
 )
-from autotune.store.codec import decode, decode_value, encode
+from autotune.store.codec import UndecodableRecord, decode, decode_value, encode
 from autotune.store.study_record import (
     AttemptRecord,
     AttemptState,
@@ -198,7 +198,15 @@ def _transition_record(row: TransitionRow) -> TransitionRecord:
 
 
 def promotion_record(study: str, row: PromotionRow) -> PromotionRecord:
-    """The stored promotion."""
+    """The stored promotion.
+
+    Raises:
+        UndecodableRecord: its details are no mapping, or its targets no list.
+    """
+    if not isinstance(row.details, dict):
+        raise UndecodableRecord("details", row.details, "a mapping")
+    if not isinstance(row.targets, list):
+        raise UndecodableRecord("targets", row.targets, "a list")
     return PromotionRecord(
         study=study,
         trial=row.trial_number,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from autotune.errors import StorageError
 from autotune.planning import Surroundings, make_plan
 from autotune.promote import Promotion
 from autotune.recipe import Recipe
@@ -14,6 +17,7 @@ from autotune.records import Config, Origin
 from autotune.report.json_view import study_document
 from autotune.report.running import running_lines
 from autotune.report.tables import as_text, study_report
+from autotune.review.history import history_of
 from autotune.review.views import running_of, view_of
 from autotune.session import spec_of
 from autotune.store.places import Places
@@ -100,3 +104,29 @@ def test_a_promotion_that_cannot_be_read_is_told_beside_the_front(tmp_path: Path
     assert "a promotion cannot be read" in line
     assert line in " ".join(as_text(study_report(view)).split())
     assert study_document(view)["running_problem"] in line
+
+
+@pytest.mark.parametrize(
+    ("column", "content"),
+    [("details", "[]"), ("details", "null"), ("details", "{"), ("targets", "5"), ("created_at", "yesterday")],
+)
+def test_nor_does_a_row_of_the_history_hide_the_front(tmp_path: Path, column: str, content: str) -> None:
+    here = Surroundings(environ={}, home=tmp_path, probe=None, shm_bytes=None, has_kfd=False, cache_dir=tmp_path)
+    plan = make_plan(Recipe(name="s", model=MODEL, workload="tiny", space="scheduler", node="1xH100-80GB"), here)
+    with Store.open(tmp_path / "autotune.db") as store:
+        store.create_or_resume_study(spec_of(plan))
+        store.begin_trial("s", number=0, config=Config.of({}), origin=Origin.BASELINE, gpus=1)
+        details = promotion(MODEL).as_document()
+        store.add_promotion(
+            PromotionRecord(
+                study="s", trial=0, created_at=AT, targets=("shell",), directory="o", simulated=True, details=details
+            )
+        )
+    with closing(sqlite3.connect(tmp_path / "autotune.db")) as damaged:
+        damaged.execute(f"update autotune_promotions set {column} = ?", (content,))
+        damaged.commit()
+    with Store.open(tmp_path / "autotune.db") as store:
+        view = view_of(store, store.study("s"), Places(root=tmp_path))
+        with pytest.raises(StorageError, match="cannot be read"):
+            history_of(store)
+    assert "cannot be read" in running_lines(view)[0]

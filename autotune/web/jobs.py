@@ -196,6 +196,11 @@ def _write(file: Path, fields: dict[str, Any]) -> None:
         raise StorageError(f"{file}: {error.strerror}") from None
 
 
+def is_made_here(service: Service, name: str) -> bool:
+    """Whether a study was made through the service, which then can go on with it."""
+    return _request_file(service, name).exists()
+
+
 def may_start(service: Service, name: str) -> tuple[bool, str | None]:
     """Whether `start` would go on with a study, and why not."""
     if service.settings.look_only:
@@ -203,7 +208,7 @@ def may_start(service: Service, name: str) -> tuple[bool, str | None]:
     job = service.queue.jobs.open_for(name)
     if job is not None:
         return False, f"job {job.id} is {job.state}"
-    if not _request_file(service, name).exists():
+    if not is_made_here(service, name):
         return False, "it was not made through this service"
     if service.settings.places.folder(name).holder() is not None:
         return False, "it runs"

@@ -15,7 +15,7 @@ from autotune.search.asked import asked_objective, asked_slo
 from autotune.store.codec import encode
 from autotune.store.listing import Tally
 from autotune.web.asked import CompareQuery, FrontQuery, PagePath, PageQuery, StudyPath, TrialsQuery
-from autotune.web.jobs import may_start
+from autotune.web.jobs import is_made_here, may_start
 from autotune.web.route import Answer, Call
 from autotune.web.service import Service, check_study_name
 
@@ -164,7 +164,8 @@ async def get_summary(service: Service, call: Call) -> Answer:
 
     document = await service.ask(made)
     can_start, why_not = may_start(service, path.name)
-    return Answer(document={**document, "can_start": can_start, "why_not": why_not})
+    started = {"made_here": is_made_here(service, path.name), "can_start": can_start, "why_not": why_not}
+    return Answer(document={**document, **started})
 
 
 async def get_explanation(service: Service, call: Call) -> Answer:

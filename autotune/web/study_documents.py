@@ -47,6 +47,7 @@ class SummaryDocument(StudyItem):
     slo: str | None
     load_plan: dict[str, Any] | None
     identity: dict[str, str]
+    made_here: bool
     can_start: bool
     why_not: str | None
 

@@ -51,6 +51,7 @@ async def test_every_operation_that_would_change_something_is_refused_and_nothin
             assert (await client.get(f"{API}/{path}"))[0] == 200, path
         _, summary = await client.get(f"{API}/studies/{STUDY}/summary")
         assert (summary["can_start"], summary["why_not"]) == (False, "this service shows, and changes nothing")
+        assert summary["made_here"] is False
     assert files_in(places.root) == before
 
 

@@ -69,14 +69,16 @@ async function oneStudy(main, name, number) {
   const query = new URLSearchParams(location.search);
   const doing = h("span.soft", { role: "status" });
   const path = `/studies/${encodeURIComponent(name)}`;
+  const known = request(`${path}/summary`).catch(() => null); // a study that is not there yet is told below
   const host = {
     crumb: h("a", { href: "/" }, "Studies"),
     promote: (study, chosen) => promoteDialog(study, chosen, live),
     opened: (chosen) => history.replaceState(null, "", `${path}/trials/${chosen}${location.search}`),
     closed: () => { if (location.pathname.startsWith(`${path}/trials/`)) history.replaceState(null, "", `${path}${location.search}`); },
     limit: (limit_s) => history.replaceState(null, "", `${location.pathname}${limit_s === null ? "" : `?ttft_p95=${Number((limit_s * 1000).toPrecision(6))}ms`}`),
-    buttons: (study) => [h("span.changing", {}, steering(study)), doing],
+    buttons: (study) => [h("span.changing", {}, steering(study, madeHere)), doing],
   };
+  const madeHere = (await known)?.made_here ?? true;
   let page;
   try {
     page = await studyPage(main, name, source, host);
@@ -124,14 +126,16 @@ function waitingPage(main, name, first) {
   return () => { clearInterval(timer); unlisten(); };
 }
 
-function steering(study) {
+function steering(study, madeHere) {
   const state = study.front.study.state, path = `/studies/${encodeURIComponent(study.name)}`;
   const act = (verb, body) => async (event) => {
     const button = event.currentTarget;
     button.disabled = true;
     try { await request(`${path}/${verb}`, { method: "POST", body }); announce("Asked for"); } catch (problem) { button.closest(".head").append(problemBox(problem)); button.disabled = false; }
   };
-  return state === "running" ? [h("button", { type: "button", onclick: act("stop", { now: false }) }, "Stop after this trial")] : [h("button", { type: "button", onclick: act("start", { trials: study.front.study.counted >= study.front.study.target ? "+10" : null }) }, study.front.study.counted >= study.front.study.target ? "Ten more trials" : "Go on")];
+  if (state === "running") return [h("button", { type: "button", onclick: act("stop", { now: false }) }, "Stop after this trial")];
+  if (!madeHere) return [h("span.soft", {}, "Its own command goes on with it: it was not made through this service.")];
+  return [h("button", { type: "button", onclick: act("start", { trials: study.front.study.counted >= study.front.study.target ? "+10" : null }) }, study.front.study.counted >= study.front.study.target ? "Ten more trials" : "Go on")];
 }
 
 async function comparePage(main) {

@@ -105,7 +105,8 @@ def test_a_name_in_a_message_does_not_move_the_cursor(capsys: pytest.CaptureFixt
 def _waiting(at_exit: str = "") -> subprocess.Popen[str]:
     """A command that waits; it has said so."""
     program = (
-        "import atexit, time; from autotune.cli import reporting\n"
+        "import atexit, signal, time; from autotune.cli import reporting\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # whatever `nohup` has these tests inherit
         f"{at_exit}\n"
         "reporting.run(lambda: (print('waits', flush=True), time.sleep(60)))"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -98,8 +99,16 @@ async def test_beside_one_that_measures_the_others_are_ended() -> None:
         await task
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Hang-ups are, though `nohup` may have these tests ignore them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_every_signal_asks_and_is_given_back(number: signal.Signals) -> None:
+async def test_every_signal_asks_and_is_given_back(number: signal.Signals, heard: None) -> None:
     before, endings = signal.getsignal(number), Endings()
     task = await started(endings, Phase.LAUNCHING)
     os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli.options import Json
-from autotune.cli.workload_capture import capture
+from autotune.cli.workload_capture import capture, write_workload
 
 if TYPE_CHECKING:
     from autotune.load.workload import Workload
@@ -232,20 +232,6 @@ def _at_concurrency(fitted: Fitted, concurrency: int | None) -> Fitted:
     if not 1 <= concurrency <= 65_536:
         raise InvalidOption("--concurrency", concurrency, "requests in flight, from 1 to 65,536")
     return replace(fitted, start_concurrency=min(8, concurrency), max_concurrency=concurrency)
-
-
-def write_workload(out: Path, text: str, force: bool) -> None:
-    """Write a workload file; one that is there stays, unless `force`."""
-    from autotune.errors import InvalidFile, InvalidOption
-
-    try:
-        with out.open("w" if force else "x", encoding="utf-8") as stream:
-            stream.write(text)
-    except FileExistsError:
-        raise InvalidOption("--out", str(out), "a file that does not exist, or --force to replace it") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidFile(str(out), "", reason, "a file that can be written") from None
 
 
 def _check_level(concurrency: int | None, rate: float | None) -> None:

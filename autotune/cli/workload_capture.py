@@ -66,7 +66,6 @@ def capture(
     as_json: Json = False,
 ) -> None:
     """Make a workload file from what a server serves right now, or from a log: lengths, prefix share, rate, bursts."""
-    from autotune.cli.workload import write_workload
     from autotune.errors import InvalidOption
     from autotune.load.access_log import is_access_log
     from autotune.load.workload_fit import workload_yaml
@@ -97,6 +96,20 @@ def capture(
     for line in _lines(found):
         typer.echo(line)
     typer.echo(f"wrote {out}")
+
+
+def write_workload(out: Path, text: str, force: bool) -> None:
+    """Write a workload file; one that is there stays, unless `force`."""
+    from autotune.errors import InvalidFile, InvalidOption
+
+    try:
+        with out.open("w" if force else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise InvalidOption("--out", str(out), "a file that does not exist, or --force to replace it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidFile(str(out), "", reason, "a file that can be written") from None
 
 
 def _from_server(url: str, seconds: float, *, model: str | None, api_key_env: str | None) -> Captured:

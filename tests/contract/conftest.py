@@ -95,13 +95,19 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture
 def own_postgres_url(postgres_url: str) -> Iterator[str]:
-    """The same, of which nothing is left for the tests that come after."""
+    """The same, in which there is nothing of the tests before, and of which nothing is left for those after."""
+    empty(postgres_url)
     yield postgres_url
+    empty(postgres_url)
+
+
+def empty(postgres_url: str) -> None:
     import psycopg
 
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
+        connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")  # as the first one had it
 
 
 def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:

@@ -76,6 +76,7 @@ def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rays]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_health_check_initial_delay_ms": "1000",
         "RAY_health_check_period_ms": "500",
+        "RAY_prestart_worker_first_driver": "0",  # none but those that are asked for
         "PYTHONPATH": str(DRIVER),
         "AUTOTUNE_FAKE_GPUS": str(gpus),
     }
@@ -85,6 +86,7 @@ def rays(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rays]:
     from ray.cluster_utils import Cluster as Started
 
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": NODE["object_store_memory"]}
+    head |= {"include_log_monitor": False, "no_monitor": True}  # nobody reads workers' logs, no node is asked for
     started = Started(initialize_head=True, head_node_args=head)
     try:
         nodes = [started.add_node(wait=False, **NODE) for _ in range(2)]

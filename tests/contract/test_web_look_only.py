@@ -89,7 +89,8 @@ async def test_a_database_role_that_may_only_select_is_enough(tmp_path: Path, ow
     try:
         looking = replace(places, storage=own_postgres_url.replace("autotune@", "looker@"))
         async with serving(ServeSettings(places=looking, look_only=True)) as client:
-            _, listed = await client.get(f"{API}/studies")
+            status, listed = await client.get(f"{API}/studies")
+            assert status == 200, listed
             assert [study["name"] for study in listed["studies"]] == [STUDY]
             for path in ("summary", "front", "trials", "trials/0", "page/front", "page/evidence", "page/learned"):
                 status, found = await client.get(f"{API}/studies/{STUDY}/{path}")

@@ -1,8 +1,8 @@
-"""An interpreter that has imported the libraries, though nothing of the program, and forks for each command.
+"""An interpreter that has imported the libraries and the program, and forks for each command.
 
-Half of what a short command takes is importing numpy, SQLAlchemy, Alembic, Optuna and the like. Each child is a process
-of its own with its own folder, environment, input and output, imports the program itself and ends as `python -m
-autotune` does.
+Nine tenths of what a short command takes is importing them. Each child is a process of its own with its own folder,
+environment, input and output, and runs and ends as `python -m autotune` does; nothing of the program reads any of these
+as it is imported. That modules can be imported in any order is a contract in pyproject.toml.
 
 Run as `forking.py SOCKET`. Each message carries a file with the order as JSON, input, output and error output, and a
 socket that is told the process id and then the status.
@@ -10,6 +10,7 @@ socket that is told the process id and then the status.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -19,10 +20,13 @@ import socket
 import sys
 from typing import Any
 
-LIBRARIES = (
-    "asyncio", "ssl", "sqlite3", "concurrent.futures", "numpy", "pydantic", "yaml", "typer", "rich.table", "rich.live",
-    "sqlalchemy.orm", "alembic.command", "optuna.storages", "aiohttp.web", "httptools", "uvloop", "psutil", "jinja2",
+IMPORTED = (
+    "asyncio", "ssl", "sqlite3", "numpy.random", "pynvml", "rich.live", "sqlalchemy.dialects.sqlite",
+    "alembic.runtime.migration", "optuna.trial", "autotune.planning.explaining", "autotune.planning.overview",
+    "autotune.review.history_text", "autotune.review.page", "autotune.session", "autotune.store.archive",
+    "autotune.web.app",
 )  # fmt: skip
+"""What the commands import as they run, beside their own modules."""
 
 
 def wait_for_orders(control: socket.socket) -> dict[str, Any]:
@@ -66,7 +70,10 @@ def become(order: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for library in LIBRARIES:
-        importlib.import_module(library)
+    from autotune.cli import main
+
+    for name in (*IMPORTED, *(f"autotune.cli.{module}" for module in main.MODULES)):
+        importlib.import_module(name)
+    gc.freeze()  # children do not look through all of it, nor copy it by doing so
     become(wait_for_orders(socket.socket(fileno=int(sys.argv[1]))))
     runpy.run_module("autotune", run_name="__main__", alter_sys=True)

@@ -152,12 +152,13 @@ class Trial:
 
         The first is the throughput, or where the trial was searched for it, the goodput.
         """
-        searched = self.result is not None and self.result.goodput is not None
-        throughput = self.goodput_tok_s_per_gpu if searched else self.output_tok_s_per_gpu
-        ttft = self.ttft_p95_s
-        if not self.measured or throughput is None or ttft is None:
+        if self.result is None or not self.measured:
             return None
-        usable = all(math.isfinite(one.value) and one.value > 0 for one in (throughput, ttft))
+        throughput = self.output_tok_s_per_gpu if self.result.goodput is None else self.goodput_tok_s_per_gpu
+        ttft = self.ttft_p95_s
+        if throughput is None or ttft is None:
+            return None
+        usable = 0 < throughput.value < math.inf and 0 < ttft.value < math.inf
         return (throughput, ttft) if usable else None
 
     @property
@@ -197,8 +198,10 @@ class Trial:
         """Why the figures of a level that decides are no objective; None where they may be one."""
         if self.result is None:
             return None
-        levels = [found for found in self.result.measurements if found.level.role in DECIDING]
-        return next((level.void for level in levels if level.void is not None), None)
+        for found in self.result.measurements:
+            if found.caveats and found.level.role in DECIDING and (void := found.void) is not None:
+                return void
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

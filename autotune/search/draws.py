@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.records import Estimate, PickRule, Slo, Trial
-from autotune.search.objective import Point, answers_lost, limited
+from autotune.search.objective import Point, answers_kept, limited
 from autotune.search.pareto import REFERENCE_THROUGHPUT_SHARE, REFERENCE_TTFT_FACTOR
 from autotune.search.shrinkage import Shrunken
 
@@ -24,6 +24,15 @@ _SEED = 20_231
 
 Axis = NDArray[np.float64]
 """(draws, configs) logarithms of one figure."""
+
+Columns = NDArray[np.intp]
+"""Which configs the columns of an `Axis` are, as places among all that are drawn."""
+
+_Belief = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Means and standard deviations of one figure, a config each."""
+
+_Span = tuple[NDArray[np.float64], NDArray[np.float64]]
+"""Lowest and highest of one figure, a config each."""
 
 
 def probabilities(
@@ -36,14 +45,28 @@ def probabilities(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each config, to be on the front and to be picked. Only those within reach of either are drawn."""
     reach = _within_reach(expected) if slo is None else _or_pickable(_within_reach(expected), found, trials, slo)
-    drawn = [k for k, point in enumerate(found) if reach[k] or k in on_front or point.number == 0]
+    drawn = np.array([k for k, point in enumerate(found) if reach[k] or k in on_front or point.number == 0])
     some = [found[k] for k in drawn]
-    picks = _picker(some, trials, rule, slo)
+    beliefs = [_belief([axis[k] for k in drawn]) for axis in expected]
+    kept = np.array(answers_kept(some, trials))
+    picks = _picker(some, kept, trials, rule, slo)
+    base = np.array([point.number == 0 for point in some])
+    everyone = np.arange(len(some))
     chances, picked = np.zeros(len(found)), np.zeros(len(found))
-    for throughput, ttft in _drawn(some, [[axis[k] for k in drawn] for axis in expected]):
-        chances[drawn] += _front_draws(throughput, ttft).sum(axis=0)
-        picked[drawn] += picks(throughput, ttft).sum(axis=0)
+    for normals in _normals(some):
+        # What a config that may be picked beats in each of these draws is on no front and never picked. The baseline
+        # beats nothing here: whether others are as good as it decides what is picked.
+        near = np.flatnonzero(_unbeaten(*_spans(normals, beliefs), kept & ~base) | base)
+        figures = _figures(normals, beliefs, near)
+        chances[drawn[near]] += _front_draws(*figures).sum(axis=0)
+        if slo is not None:  # met by a config that is beaten by others that miss it
+            near, figures = everyone, _figures(normals, beliefs, everyone)
+        picked[drawn[near]] += picks(*figures, near).sum(axis=0)
     return chances / DRAWS, picked / DRAWS
+
+
+def _belief(expected: Sequence[Shrunken]) -> _Belief:
+    return np.array([one.mean for one in expected]), np.array([one.sd for one in expected])
 
 
 _REACH = 4.0
@@ -56,17 +79,19 @@ _FALLBACKS = 50
 
 def _within_reach(expected: Sequence[Sequence[Shrunken]]) -> NDArray[np.bool_]:
     """Which configs no other one beats in both figures by so much that no draw would show it otherwise."""
-    throughput, ttft = (
-        (np.array([one.mean for one in axis]), _REACH * np.array([one.sd for one in axis])) for axis in expected
-    )
+    throughput, ttft = ((means - _REACH * sds, means + _REACH * sds) for means, sds in map(_belief, expected))
+    return _unbeaten(throughput, ttft, np.ones(len(throughput[0]), dtype=bool))
+
+
+def _unbeaten(throughput: _Span, ttft: _Span, rivals: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which configs no rival at its worst beats in both figures where they are at their best."""
+    order = np.argsort(throughput[0][rivals])
+    worst = throughput[0][rivals][order]
     # Lowest TTFT, at its worst, among those that have at least a throughput at its worst.
-    order = np.argsort(throughput[0] - throughput[1])
-    worst = (throughput[0] - throughput[1])[order]
-    lowest = np.minimum.accumulate((ttft[0] + ttft[1])[order][::-1])[::-1]
-    above = np.searchsorted(worst, throughput[0] + throughput[1], side="right")
-    beaten_to = np.append(lowest, np.inf)[above]
-    within: NDArray[np.bool_] = beaten_to >= ttft[0] - ttft[1]
-    return within
+    lowest = np.minimum.accumulate(ttft[1][rivals][order][::-1])[::-1]
+    above = np.searchsorted(worst, throughput[1], side="right")
+    unbeaten: NDArray[np.bool_] = np.append(lowest, np.inf)[above] >= ttft[0]
+    return unbeaten
 
 
 def _or_pickable(
@@ -84,20 +109,33 @@ def _or_pickable(
     return pickable
 
 
-_DRAWS_AT_ONCE = 100
-"""Of thousands of configs, what a processor's cache holds: memory takes twice as long as arithmetic here."""
+_DRAWS_AT_ONCE = 125
+"""The fewer, the more configs are beaten in all of them, and the more often that is worked out."""
 
 
-def _drawn(found: Sequence[Point], expected: Sequence[Sequence[Shrunken]]) -> Iterator[tuple[Axis, Axis]]:
-    """Throughput and TTFT of some draws at a time; every config has a stream of its own."""
+def _normals(found: Sequence[Point]) -> Iterator[NDArray[np.float64]]:
+    """(configs, figures, draws) of some draws at a time; every config has a stream of its own."""
     streams = np.empty((len(found), 2, DRAWS))
     for point, stream in zip(found, streams, strict=True):
         np.random.default_rng((_SEED, point.number)).standard_normal(out=stream)
-    beliefs = [(np.array([one.mean for one in axis]), np.array([one.sd for one in axis])) for axis in expected]
     for first in range(0, DRAWS, _DRAWS_AT_ONCE):
-        some = streams[:, :, first : first + _DRAWS_AT_ONCE]
-        throughput, ttft = (some[:, axis].T * sds + means for axis, (means, sds) in enumerate(beliefs))
-        yield throughput, ttft
+        yield streams[:, :, first : first + _DRAWS_AT_ONCE]
+
+
+def _spans(normals: NDArray[np.float64], beliefs: Sequence[_Belief]) -> tuple[_Span, _Span]:
+    """Of throughput and TTFT over these draws."""
+    lowest, highest = normals.min(axis=2), normals.max(axis=2)
+    throughput, ttft = (
+        (lowest[:, axis] * sds + means, highest[:, axis] * sds + means) for axis, (means, sds) in enumerate(beliefs)
+    )
+    return throughput, ttft
+
+
+def _figures(normals: NDArray[np.float64], beliefs: Sequence[_Belief], columns: Columns) -> tuple[Axis, Axis]:
+    """Throughput and TTFT of some configs in these draws."""
+    drawn = np.ascontiguousarray(normals[columns].transpose(1, 2, 0))  # a draw's figures beside each other
+    throughput, ttft = (drawn[axis] * sds[columns] + means[columns] for axis, (means, sds) in enumerate(beliefs))
+    return throughput, ttft
 
 
 def _front_draws(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
@@ -113,21 +151,20 @@ def _front_draws(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
 
 
 def _picker(
-    found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
-) -> Callable[[Axis, Axis], NDArray[np.bool_]]:
+    found: Sequence[Point], kept: NDArray[np.bool_], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> Callable[[Axis, Axis, Columns], NDArray[np.bool_]]:
     """What tells of draws, (draws, configs), which config each picks, by the rules of `pareto.pick`; none where no
     config qualifies."""
-    kept = np.array([not answers_lost(point, trials) for point in found])
-    rest = [point for point, keeps in zip(found, kept, strict=True) if keeps]
-    score = _scorer(rest, trials, rule, slo) if rest else None
+    score = _scorer(found, kept, trials, rule, slo)
 
-    def picks(throughput: Axis, ttft: Axis) -> NDArray[np.bool_]:
-        if score is not None and kept.all():
-            scores = score(throughput, ttft)
+    def picks(throughput: Axis, ttft: Axis, columns: Columns) -> NDArray[np.bool_]:
+        may = kept[columns]
+        if may.all():
+            scores = score(throughput, ttft, columns)
         else:
             scores = np.full(throughput.shape, -np.inf)
-            if score is not None:
-                scores[:, kept] = score(throughput[:, kept], ttft[:, kept])
+            if may.any():
+                scores[:, may] = score(throughput[:, may], ttft[:, may], columns[may])
         best = scores.argmax(axis=1)
         picked = np.zeros_like(scores, dtype=bool)
         rows = np.arange(len(scores))
@@ -138,25 +175,26 @@ def _picker(
 
 
 def _scorer(
-    found: Sequence[Point], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
-) -> Callable[[Axis, Axis], Axis]:
-    """What the rule takes the highest of. It grows with both figures, so no dominated config has the highest."""
+    found: Sequence[Point], kept: NDArray[np.bool_], trials: Sequence[Trial], rule: PickRule, slo: Slo | None
+) -> Callable[[Axis, Axis, Columns], Axis]:
+    """What the rule takes the highest of. Without a limit it grows with both figures, so no dominated config has the
+    highest."""
     if slo is not None and found[0].goodput_rps_per_gpu is not None:
-        return lambda throughput, _: throughput
+        return lambda throughput, _ttft, _columns: throughput
     if slo is not None:
         meeting = _meeting(found, trials, slo)
-        return lambda throughput, ttft: np.where(meeting(ttft), throughput, -np.inf)
+        return lambda throughput, ttft, columns: np.where(meeting(ttft, columns), throughput, -np.inf)
     match rule:
         case PickRule.THROUGHPUT:
-            return lambda throughput, _: throughput
+            return lambda throughput, _ttft, _columns: throughput
         case PickRule.LATENCY:
-            return lambda _, ttft: -ttft
+            return lambda _throughput, ttft, _columns: -ttft
         case PickRule.KNEE:
-            base = next((k for k, point in enumerate(found) if point.number == 0), None)
+            base = next((k for k, point in enumerate(found) if point.number == 0 and kept[k]), None)
             return _bulges if base is None else partial(_balances, base=base, measured=found[base])
 
 
-def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Callable[[Axis], NDArray[np.bool_]]:
+def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Callable[[Axis, Columns], NDArray[np.bool_]]:
     """What tells of draws of the p95 TTFT, (draws, configs), which meet the SLO. Other times than that move with it, at
     half the distance.
 
@@ -174,18 +212,19 @@ def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Calla
                 uppers[k] = math.log(figure.value if figure.high is None else figure.high)
         moving.append((uppers, 1.0 if limit.metric.value.startswith("ttft") else 0.5, math.log(limit.bound)))
 
-    def met(ttft: Axis) -> NDArray[np.bool_]:
-        found = np.broadcast_to(fixed, ttft.shape)
+    def met(ttft: Axis, columns: Columns) -> NDArray[np.bool_]:
+        found = np.broadcast_to(fixed[columns], ttft.shape)
         for uppers, share, bound in moving:
-            found = found & (uppers + share * (ttft - own) <= bound)
+            found = found & (uppers[columns] + share * (ttft - own[columns]) <= bound)
         return found
 
     return met
 
 
-def _balances(throughput: Axis, ttft: Axis, base: int, measured: Point) -> Axis:
+def _balances(throughput: Axis, ttft: Axis, columns: Columns, base: int, measured: Point) -> Axis:
     """The hypervolume of each config alone, among those no worse than the baseline where there are others."""
-    base_throughput, base_ttft = throughput[:, [base]], ttft[:, [base]]
+    at = np.flatnonzero(columns == base)
+    base_throughput, base_ttft = throughput[:, at], ttft[:, at]
     more = throughput - base_throughput - math.log(REFERENCE_THROUGHPUT_SHARE)
     less = base_ttft + math.log(REFERENCE_TTFT_FACTOR) - ttft
     alone = np.where((more > 0) & (less > 0), more * less, np.minimum(more, 0) + np.minimum(less, 0))
@@ -196,13 +235,13 @@ def _balances(throughput: Axis, ttft: Axis, base: int, measured: Point) -> Axis:
     return np.where(no_worse | ~has_others, alone, -np.inf)
 
 
-def _bulges(throughput: Axis, ttft: Axis) -> Axis:
-    """Distances from the chord between the front's ends, up to a factor."""
+def _bulges(throughput: Axis, ttft: Axis, columns: Columns) -> Axis:
+    """Distances from the chord between the front's ends, up to a factor; where one config is the front, that one."""
     rows = np.arange(len(ttft))[:, None]
     quick, fast = ttft.argmin(axis=1)[:, None], throughput.argmax(axis=1)[:, None]
     x0, y0, x1, y1 = throughput[rows, quick], ttft[rows, quick], throughput[rows, fast], ttft[rows, fast]
-    bulges: Axis = (throughput - x0) * (y1 - y0) - (ttft - y0) * (x1 - x0)
-    return bulges
+    bulges = (throughput - x0) * (y1 - y0) - (ttft - y0) * (x1 - x0)
+    return np.where((quick == fast) & (columns != columns[quick]), -np.inf, bulges)
 
 
 def _ratio(bound: float | None, figure: Estimate) -> float:

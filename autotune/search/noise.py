@@ -12,8 +12,7 @@ and fast configs.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import NamedTuple
@@ -88,25 +87,30 @@ def _all_noise(trials: Sequence[Trial]) -> RunNoise:
 
 
 def _noise(trials: Sequence[Trial], without: str | None) -> RunNoise:
-    groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for trial in trials:
-        pair = trial.objectives
-        # Beside others a launch differs for a reason.
-        if pair is not None and trial.alone and trial.config.hash != without:
-            groups[trial.config.hash].append((math.log(pair[0].value), math.log(pair[1].value)))
-    repeats = sum(len(group) - 1 for group in groups.values())
+    groups = [group for key, group in _repeated(trials).items() if key != without]
+    repeats = sum(len(group) - 1 for group in groups)
     squares = [0.0, 0.0]
-    for group in groups.values():
-        if len(group) == 1:
-            continue
+    for group in groups:
         for axis in (0, 1):
-            middle = fmean(values[axis] for values in group)
-            squares[axis] += math.fsum((values[axis] - middle) ** 2 for values in group)
+            logs = [math.log(pair[axis].value) for pair in group]
+            middle = fmean(logs)
+            squares[axis] += math.fsum((value - middle) ** 2 for value in logs)
     pooled = [
         math.sqrt((PRIOR_WEIGHT * assumed**2 + square) / (PRIOR_WEIGHT + repeats))
         for assumed, square in zip((ASSUMED_THROUGHPUT_SD, ASSUMED_TTFT_SD), squares, strict=True)
     ]
     return RunNoise(throughput_sd=pooled[0], ttft_sd=pooled[1], repeats=repeats)
+
+
+@remembered
+def _repeated(trials: Sequence[Trial]) -> Mapping[str, Sequence[tuple[Estimate, Estimate]]]:
+    """Objectives of the launches of each config that was measured more than once, by its hash."""
+    groups: dict[str, list[tuple[Estimate, Estimate]]] = {}
+    for trial in trials:
+        pair = trial.objectives
+        if pair is not None and trial.alone:  # beside others a launch differs for a reason
+            groups.setdefault(trial.config.hash, []).append(pair)
+    return {key: group for key, group in groups.items() if len(group) > 1}
 
 
 def difference(a: Sequence[Estimate], b: Sequence[Estimate], run_sd: float) -> Difference | None:

@@ -159,6 +159,12 @@ def answers_lost(point: Point, trials: Sequence[Trial]) -> bool:
     return not _lost(trials).isdisjoint(point.numbers)
 
 
+def answers_kept(found: Sequence[Point], trials: Sequence[Trial]) -> Sequence[bool]:
+    """Of each config that it is not one of `answers_lost`."""
+    lost = _lost(trials)
+    return [lost.isdisjoint(point.numbers) for point in found]
+
+
 @remembered
 def _lost(trials: Sequence[Trial]) -> frozenset[int]:
     """Numbers of the launches whose answers were lost."""

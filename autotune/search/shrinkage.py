@@ -74,20 +74,22 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     likelihood = _likelihood(seen_y, seen_v, part, centres)
     held = counts[:, 0]
     weights = np.ones_like(centres)
+    product = np.empty_like(likelihood)  # made once: to have such memory anew takes longer than to fill it
     for _ in range(ROUNDS):
         # Not as products of matrix and vector: their last digits depend on where in memory the matrix lies.
-        total = (likelihood * weights).sum(axis=1, keepdims=True)
-        weights = weights * (likelihood * (counts / total)).sum(axis=0) / held.sum()
+        total = np.multiply(likelihood, weights, out=product).sum(axis=1, keepdims=True)
+        weights = weights * np.multiply(likelihood, counts / total, out=product).sum(axis=0) / held.sum()
     shared = likelihood * weights
     shared = shared / shared.sum(axis=1, keepdims=True)
     rows_of = np.argsort(y[:, 0]) if many else np.arange(len(y))  # neighbours together have the fewest parts near them
-    found: dict[int, Shrunken] = {}
+    means, sds = np.empty(len(y)), np.empty(len(y))
     for first in range(0, len(y), ROWS_AT_ONCE):
         rows = rows_of[first : first + ROWS_AT_ONCE]
         near = _near(y[rows], v[rows], part, centres, seen_y) if many else slice(None)
-        some = _posterior(y[rows], v[rows], part, (centres[near], weights[near]), (shared[:, near], held))
-        found.update(zip(rows.tolist(), some, strict=True))
-    return tuple(found[row] for row in range(len(y)))
+        means[rows], sds[rows] = _posterior(
+            y[rows], v[rows], part, (centres[near], weights[near]), (shared[:, near], held)
+        )
+    return tuple(Shrunken(mean=mean, sd=sd) for mean, sd in zip(means.tolist(), sds.tolist(), strict=True))
 
 
 def _near(y: _Column, v: _Column, part: float, centres: NDArray[np.float64], cells: _Column) -> NDArray[np.bool_]:
@@ -104,8 +106,8 @@ def _posterior(
     part: float,
     mixture: tuple[NDArray[np.float64], NDArray[np.float64]],
     seen: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> list[Shrunken]:
-    """Of some of the values.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means and standard deviations of what to expect of some of the values.
 
     Args:
         mixture: centres of its parts, and their weights.
@@ -123,7 +125,7 @@ def _posterior(
     sharers = np.maximum(1.0, np.minimum(1.0, overlap) @ counts)
     unknown = ((1 - trust) ** 2 * (v + part))[:, 0] / sharers
     variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0] + unknown
-    return [Shrunken(mean=m, sd=s) for m, s in zip(mean.tolist(), np.sqrt(variance).tolist(), strict=True)]
+    return mean, np.sqrt(variance)
 
 
 def _likelihood(y: _Column, v: _Column, part: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:

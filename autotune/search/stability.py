@@ -19,7 +19,7 @@ from autotune.search.draws import probabilities
 from autotune.search.drift import Drift, baseline_drift
 from autotune.search.noise import LogMean, RunNoise, run_noise
 from autotune.search.objective import Point, points
-from autotune.search.pareto import choice_of, front
+from autotune.search.pareto import choice_of, front_places
 from autotune.search.plainness import Plainer, Plainness, Ties, Worth
 from autotune.search.shrinkage import Shrunken, shrunken
 from autotune.search.validation import Validation, validation
@@ -46,7 +46,7 @@ class Standing:
             in both figures.
         beaten_by: of a candidate: others that are better in one figure by more than that, and not worse in the other.
             Its place on the front, if it has one, is within the noise.
-        tok_s_per_gpu, ttft_p95_s: what to expect, with 95 % intervals of the config's true mean.
+        expected: logarithms of tokens/s per GPU and p95 TTFT.
         worth: of all configs how plain they are; None without a baseline.
     """
 
@@ -57,9 +57,18 @@ class Standing:
     pick_probability: float
     tied_with: tuple[int, ...]
     beaten_by: tuple[int, ...]
-    tok_s_per_gpu: Estimate
-    ttft_p95_s: Estimate
+    expected: tuple[Shrunken, Shrunken]
     worth: Worth | None = field(default=None, repr=False)
+
+    @property
+    def tok_s_per_gpu(self) -> Estimate:
+        """What to expect, with a 95 % interval of the config's true mean."""
+        return _estimate(self.expected[0])
+
+    @property
+    def ttft_p95_s(self) -> Estimate:
+        """What to expect, as above."""
+        return _estimate(self.expected[1])
 
     @property
     def plainness(self) -> Plainness | None:
@@ -142,7 +151,7 @@ def assess(
     ties = Ties.of(trials) if plainer is None else plainer.ties
     means = [ties.means(point) for point in found]
     expected = [shrunken([one[axis].mean for one in means], [one[axis].variance for one in means]) for axis in (0, 1)]
-    on_front = frozenset(front([point.values for point in found]))
+    on_front = frozenset(front_places(trials))
     chosen = None if pick is None else next((k for k, p in enumerate(found) if pick.number in p.numbers), None)
     chances, picked = probabilities(found, expected, trials, rule, slo, on_front)
     if plainer is not None:
@@ -195,8 +204,7 @@ def _standings(
             pick_probability=float(picked[k]),
             tied_with=against[k][0],
             beaten_by=against[k][1],
-            tok_s_per_gpu=_estimate(expected[0][k]),
-            ttft_p95_s=_estimate(expected[1][k]),
+            expected=(expected[0][k], expected[1][k]),
             worth=None if plainer is None else plainer.worth,
         )
         for k, point in enumerate(found)

@@ -50,9 +50,8 @@ def validation(trials: Sequence[Trial], number: int) -> Validation:
     if base is not None and chosen.config.hash == base.config.hash:
         return Validation(state=ValidationState.BASELINE)
     figures = comparable(trials)
-    launches = [
-        trial for trial in decisive(trials) if trial.config.hash == chosen.config.hash and trial.number in figures
-    ]
+    own = decisive([trial for trial in trials if trial.config.hash == chosen.config.hash])
+    launches = [trial for trial in own if trial.number in figures]
     fresh = [trial.number for trial in launches if trial.origin is Origin.VALIDATION]
     promised = [trial.number for trial in launches if trial.origin is not Origin.VALIDATION]
     noise = run_noise(trials)

@@ -7,12 +7,24 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from search_samples import failed, measured
 
-from autotune.records import Config, Estimate, Origin, Outcome, PickRule, Slo, Trial
+from autotune.records import (
+    Config,
+    Estimate,
+    Origin,
+    Outcome,
+    PickRule,
+    Quality,
+    QualityState,
+    Slo,
+    Trial,
+)
 from autotune.search import draws
 from autotune.search.again import CONFIGS_AGAIN, lacking, next_again, seed_of
 from autotune.search.pareto import front, pick
@@ -406,6 +418,42 @@ def test_configs_out_of_reach_change_nothing(slo: Slo | None, monkeypatch: pytes
     assert drawn < 30
     monkeypatch.setattr(draws, "_REACH", 1e9)
     assert assess(trials, pick(trials, slo=slo), slo=slo) == few
+
+
+@pytest.mark.parametrize("slo", [None, Slo.of(ttft_p95=0.3)])
+@pytest.mark.parametrize("rule", PickRule)
+@pytest.mark.parametrize("baseline", [0, 1])
+def test_configs_beaten_in_all_of_some_draws_change_nothing(
+    rule: PickRule, slo: Slo | None, baseline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the baseline among the best, or none at all, and some of the best whose answers are lost."""
+    rng = random.Random(7)
+    truths = [(1400.0, 0.15), *((rng.uniform(500, 1500), rng.uniform(0.1, 1.0)) for _ in range(60))]
+    trials = [measured(number, *noisy(truth, rng), config(number)) for number, truth in enumerate(truths)]
+    for number in sorted(range(1, len(truths)), key=lambda number: truths[number][1] / truths[number][0])[:2]:
+        result = trials[number].result
+        assert result is not None
+        lost = Quality(state=QualityState.LOST, why="answers differ", reference=None)
+        trials[number] = replace(trials[number], result=replace(result, quality=lost))
+    study = tuple(trials[baseline:])
+    few = assess(study, pick(study, rule=rule, slo=slo), rule=rule, slo=slo)
+    kept: list[int] = []
+
+    def everyone(*spans: tuple[NDArray[np.float64], NDArray[np.float64]] | NDArray[np.bool_]) -> NDArray[np.bool_]:
+        found = unbeaten(*spans)
+        kept.append(int(found.sum()))
+        return np.ones_like(found)
+
+    unbeaten = draws._unbeaten
+    monkeypatch.setattr(draws, "_unbeaten", everyone)
+    assert assess(study, pick(study, rule=rule, slo=slo), rule=rule, slo=slo) == few
+    assert min(kept[1:]) < kept[0] < len(study)
+
+
+def test_without_a_baseline_a_config_that_beats_all_others_is_picked() -> None:
+    trials = [measured(1, 1000.0, 0.2, config(1)), measured(2, 1300.0, 0.1, config(2))]
+    chances = [one.pick_probability for one in assess(trials, pick(trials)).standings]
+    assert chances[1] > 0.9
 
 
 def belief(figure: Estimate) -> Shrunken:

@@ -1,5 +1,6 @@
-"""Compiled code of a real vLLM is kept between trials; damaged on disk it is replaced once and the trial measured.
+"""Compiled code of a real vLLM is kept between trials; damaged on disk it is replaced once and the trial served.
 
+Figures are not asked for: beside other tests a load is soon too much, and the trial is abandoned.
 The AOT artefacts of newer versions are left out (VLLM_USE_AOT_COMPILE=0): of those vLLM notices damage itself, and
 compiles again. What PyTorch keeps beside them it trusts: libraries that are cut off make the start fail.
 """
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.real
 SPACE = Path(__file__).parent / "spaces" / "cpu-kv.yaml"
 KV_BYTES = 64 << 20
 FIXED = ["--load-format", "dummy", "--dtype", "bfloat16", "--max-model-len", "512", "--gpu-memory-utilization", "0.5"]
+SERVED = ("measured", "abandoned")
+"""Outcomes of a trial whose server started and answered."""
 POINT = {
     "max-num-seqs": 8, "max-num-batched-tokens": 512, "enable-prefix-caching": True, "kv-cache-memory-bytes": KV_BYTES,
 }  # fmt: skip
@@ -66,17 +69,17 @@ class Study:
             timeout=3000,
         )
         sys.stdout.write(done.stderr)
-        # On a busy machine figures are void (the client was late), which says nothing about caches.
+        # On a busy machine nothing that counts is measured, which says nothing about caches.
         assert done.returncode in (0, ExitCode.NOTHING_MEASURED), done.stderr
         return done.stdout
 
 
-def test_a_damaged_cache_is_replaced_once_and_the_trial_measured(
+def test_a_damaged_cache_is_replaced_once_and_the_trial_served(
     vllm_python: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     study = Study(tmp_path, vllm_python, tiny_model)
     study.run(1)
-    assert study.show(0)["outcome"] == "measured"
+    assert study.show(0)["outcome"] in SERVED, study.show(0)
     (slot,) = (tmp_path / "cache" / "compile").glob("vllm-*/slot-0")
     libraries = list(slot.rglob("*.so"))
     assert libraries
@@ -84,7 +87,7 @@ def test_a_damaged_cache_is_replaced_once_and_the_trial_measured(
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     study.run(2)
     trial = study.show(1)
-    assert trial["outcome"] == "measured"
+    assert trial["outcome"] in SERVED, trial
     assert trial["attempts"] == 2
     log = (tmp_path / "studies" / "kept" / "trial-0001" / "server.log").read_text(encoding="utf-8", errors="replace")
     assert "Traceback" in log

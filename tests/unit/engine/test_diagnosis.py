@@ -13,6 +13,7 @@ from autotune.engine.remedies import LOW_THROUGHPUT, PREEMPTION, remedies_for
 from autotune.records import FailureClass
 
 DATA = Path(__file__).parents[2] / "data" / "logs"
+STUDIES = Path(__file__).parents[3] / "studies"
 C = FailureClass
 
 
@@ -28,6 +29,15 @@ def test_json_has_exactly_the_four_keys():
     assert found["facts"]["vllm_version"] == "0.25.1"
     assert found["remedies"][0] == "Lower --max-model-len to 37984 or less."
     assert json.loads(json.dumps(found)) == found
+
+
+def test_a_study_with_little_memory_tells_none_from_too_little():
+    logs = (STUDIES / "h200-tight-memory" / f"trial-{number}-server.log.gz" for number in (1, 2, 3))
+    none, little, enough = (diagnose(gzip.decompress(log.read_bytes())) for log in logs)
+    assert (none.kind, dict(none.facts)["available_kv_bytes"]) == (C.KV_CACHE_NONE, round(-0.67 * 2**30))
+    assert (little.kind, dict(little.facts)["available_kv_bytes"]) == (C.KV_CACHE_TOO_SMALL, round(0.67 * 2**30))
+    assert (dict(little.facts)["needed_kv_bytes"], dict(little.facts)["estimated_max_model_len"]) == (2**30, 5504)
+    assert (enough.kind, dict(enough.facts)["kv_cache_tokens"]) == (C.HEALTHY, 16944)
 
 
 def test_a_healthy_log_tells_its_capacity_and_asks_for_nothing():

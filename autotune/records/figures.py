@@ -211,7 +211,10 @@ class Measurement:
     @property
     def void(self) -> Caveat | None:
         """Why its figures are no objective: the client was the limit; None where they may be one."""
-        return next((caveat for caveat in self.caveats if caveat.void), None)
+        for caveat in self.caveats:
+            if caveat.void:
+                return caveat
+        return None
 
 
 class CompileStart(StrEnum):

@@ -59,7 +59,7 @@ def page_part(
     """
     match part:
         case Part.FRONT:
-            view = outlined_view_of(store, study, places, slo=slo)
+            view = outlined_view_of(store, study, places, slo=slo, phases=True)
             return front_part(view, facts_of(store, study, view, places), control=control_of(store, study))
         case Part.CERTAINTY:
             return certainty_part(outlined_view_of(store, study, places, slo=slo), rule=asked_rule(study.spec, None))
@@ -112,7 +112,7 @@ def control_of(store: Store, study: StudyRecord) -> Control | None:
     if study.spec.get("sampler") == RANDOM:
         return None
     found = [one for one in store.studies() if _is_control(one, study)]
-    return Control(name=found[-1].name, trials=store.outlines(found[-1].name, latencies={"ttft"})) if found else None
+    return Control(name=found[-1].name, trials=store.outlines(found[-1].name, phases=True)) if found else None
 
 
 def _is_control(one: StudyRecord, study: StudyRecord) -> bool:

@@ -103,15 +103,20 @@ def brief_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str 
     return replace(view, detailed={trial.number: trial for trial in full})
 
 
-def outlined_view_of(store: Store, study: StudyRecord, places: Places, *, slo: str | None = None) -> StudyView:
+def outlined_view_of(
+    store: Store, study: StudyRecord, places: Places, *, slo: str | None = None, phases: bool = False
+) -> StudyView:
     """Front and pick as of `view_of`, of trials of which only that was read which both are found from.
+
+    Args:
+        phases: whether how long each phase of a trial took is read as well.
 
     Raises:
         InvalidOption: `slo` cannot be read.
     """
     limit = asked_slo(study.spec, slo)
     metrics = {"ttft", *(one.metric.value.partition("_")[0] for one in (limit.limits if limit else ()))}
-    outlines = store.outlines(study.name, latencies=metrics)
+    outlines = store.outlines(study.name, latencies=metrics, phases=phases)
     # How plain a config is, is counted against what the baseline's server said of itself, which no outline holds.
     trials = (*store.trials_of(study.name, [0]), *outlines[1:]) if outlines else ()
     return _made(store, study, places, trials, limit, asked_rule(study.spec, None))

@@ -65,7 +65,18 @@ def points(trials: Sequence[Trial]) -> tuple[Point, ...]:
 
 
 def _point(key: str, launches: Sequence[Trial], objectives: Mapping[int, tuple[Estimate, Estimate]]) -> Point:
-    counting = launches if len(launches) == 1 else decisive(launches)
+    if len(launches) == 1:  # as most configs have; the same, at half the price
+        (trial,) = launches
+        throughput, ttft = objectives[trial.number]
+        return Point(
+            number=trial.number,
+            numbers=(trial.number,),
+            config_hash=key,
+            tok_s_per_gpu=throughput,
+            ttft_p95_s=ttft,
+            goodput_rps_per_gpu=trial.goodput_rps_per_gpu,
+        )
+    counting = decisive(launches)
     numbers = tuple(trial.number for trial in counting)
     rates = [rate for trial in counting if (rate := trial.goodput_rps_per_gpu) is not None]
     return Point(

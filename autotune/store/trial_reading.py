@@ -75,7 +75,9 @@ class TrialReading(Database):
             read |= {row.id: rows.trial_record(row) for row in session.scalars(some)}
         return read
 
-    def outlines(self, study: str, *, latencies: Collection[str] = ("ttft",)) -> tuple[Trial, ...]:
+    def outlines(
+        self, study: str, *, latencies: Collection[str] = ("ttft",), phases: bool = False
+    ) -> tuple[Trial, ...]:
         """All trials as front and pick need them, in order of their numbers, ten times as quick as `trials`.
 
         Of results only outcome, kind of failure, goodput, quality and early end are there; of levels only those that
@@ -84,9 +86,10 @@ class TrialReading(Database):
 
         Args:
             latencies: of `LATENCIES`; what an SLO limits.
+            phases: whether how long each phase took is there as well.
         """
         with self._read() as session:
-            return read_outlines(session, self._study(session, study).id, latencies)
+            return read_outlines(session, self._study(session, study).id, latencies, phases=phases)
 
     def tallies(self, names: Collection[str] | None = None) -> dict[str, Tally]:
         """How far each study is, or each of those named, by its name."""

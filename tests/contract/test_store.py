@@ -337,7 +337,10 @@ def test_what_is_read_in_brief_is_what_is_read_in_full(store, study):
         store.begin_attempt(study, number, directory=f"t/{number}")
         if number < 2:
             store.finish_trial(study, number, MEASURED)
-    full, brief = store.trials(study), store.outlines(study, latencies=("ttft", "tpot"))
+    full, brief = store.trials(study), store.outlines(study, latencies=("ttft", "tpot"), phases=True)
+    assert [trial.result and trial.result.phase_seconds for trial in brief] == [
+        trial.result and trial.result.phase_seconds for trial in full
+    ]
     assert [trial.objectives for trial in brief] == [trial.objectives for trial in full]
     assert [(trial.config, trial.attempts) for trial in brief] == [(trial.config, trial.attempts) for trial in full]
     assert store.trials_of(study, [2, 0]) == (full[0], full[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,6 +105,22 @@ def test_what_was_not_asked_for_is_missing_and_not_zero(store: Store) -> None:
     assert (level.tpot_s, level.output_tokens, level.server) == (None, None, None)
     assert level.output_tok_s == Estimate(value=1000.0, low=980.0, high=1020.0)
     assert (trial.argv, trial.directory) == ((), None)
+
+
+def test_how_long_phases_took_is_there_where_it_is_asked_for(store: Store) -> None:
+    full = [trial.result.phase_seconds for trial in store.trials("s") if trial.result]
+    asked, unasked = (
+        [trial.result.phase_seconds for trial in store.outlines("s", phases=phases) if trial.result]
+        for phases in (True, False)
+    )
+    assert (asked, unasked) == (full, [()] * len(full))
+    assert any(full)
+
+
+def test_a_flag_that_is_no_utf8_is_read_as_it_was_given(store: Store) -> None:
+    odd = Config.of({"a": os.fsdecode(b"\xff"), "b": float("nan")})
+    samples.add_trial(store, 7, samples.measured(1.0, 0.2), params=odd)
+    assert store.outlines("s")[7].config.get("a") == store.trials("s")[7].config.get("a") == "\udcff"
 
 
 def test_levels_stand_in_the_order_in_which_they_were_driven(store: Store) -> None:

@@ -11,18 +11,20 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SIMULATED_SERVER = f"{sys.executable} -m autotune.simulator.server serve"
 TINY = ("--model", LLAMA, "--workload", "tiny", "--space", "scheduler", "--repeats", "0")
 LIGHT = ("--load", "concurrency=4,rate=20,requests=24")
+PROGRAM = ("-m", "autotune")
 TRACE = "Traceback (most recent call last)"
 HANG_S = 300.0
 """What is waited for at most where something is sure to come: what hangs reaches it, and nothing that is slow."""
@@ -53,9 +55,8 @@ def run(
 ) -> Ended:
     """Run `autotune WORDS` in `folder` to its end."""
     environ = clean_environ(folder, env)
-    if not popen and all(name.startswith("AUTOTUNE_") for name in env or ()):
+    if not popen and _forkable(env):
         return _run_forked(folder, words, environ, timeout_s)
-    # What Python or a library reads as it starts.
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *words],
         cwd=folder,
@@ -69,27 +70,72 @@ def run(
     return Ended(code=done.returncode, out=done.stdout.decode(), err=done.stderr.decode())
 
 
+def _forkable(env: Mapping[str, str] | None) -> bool:
+    """Whether nothing is set that Python or a library reads as it starts; coverage is started by `forking.py`."""
+    return all(
+        name.startswith(("AUTOTUNE_", "COV", "HF_")) or name in ("PATH", "TMPDIR", "MY_KEY") for name in env or ()
+    )
+
+
 def _run_forked(folder: Path, words: Sequence[str], environ: Mapping[str, str], timeout_s: float) -> Ended:
-    """The same by a child of `forking.py`, in a third of the time."""
-    order = json.dumps({"folder": os.path.realpath(folder), "words": words, "environ": environ})
     (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-    answer, answer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with answer:
-        handed = [os.memfd_create("order"), os.open(os.devnull, os.O_RDONLY), out_end, err_end, answer_end.detach()]
-        os.write(handed[0], order.encode())
-        socket.send_fds(_forking(), [b"."], handed)
-        for file in handed:
-            os.close(file)
-        deadline = time.monotonic() + timeout_s
-        answer.settimeout(timeout_s)
-        pid = int(answer.recv(32))
-        said = _read_both(out, err, deadline)
-        if said is not None:
-            answer.settimeout(max(0.01, deadline - time.monotonic()))
-            with suppress(TimeoutError):
-                return Ended(code=int(answer.recv(32)), out=said[0].decode(), err=said[1].decode())
-        os.kill(pid, signal.SIGKILL)
+    process = Forked(folder, words, environ, out_end, err_end)
+    os.close(out_end)
+    os.close(err_end)
+    deadline = time.monotonic() + timeout_s
+    said = _read_both(out, err, deadline)
+    if said is not None:
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0.01, deadline - time.monotonic()))
+            return Ended(code=code, out=said[0].decode(), err=said[1].decode())
+    process.kill()
+    process.wait()
     raise TimeoutError(f"{words} took more than {timeout_s:g} s")
+
+
+class Forked:
+    """`autotune WORDS` as a child of `forking.py`, in a fraction of the time; to be handled as a `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        environ: Mapping[str, str],
+        out: int,
+        err: int,
+        start_new_session: bool = False,
+    ) -> None:
+        order = {"folder": os.path.realpath(folder), "words": words, "environ": environ, "session": start_new_session}
+        self._told, told_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with told_end, tempfile.TemporaryFile() as wanted, Path(os.devnull).open("rb") as nothing:
+            wanted.write(json.dumps(order).encode())
+            wanted.flush()
+            socket.send_fds(_forking(), [b"."], [wanted.fileno(), nothing.fileno(), out, err, told_end.fileno()])
+        self.pid = int(self._told.recv(32))
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._told.settimeout(timeout)
+            try:
+                self.returncode = int(self._told.recv(32))
+            except (TimeoutError, BlockingIOError):
+                raise subprocess.TimeoutExpired(["autotune"], timeout or 0.0) from None
+            self._told.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 def _read_both(out: int, err: int, deadline: float) -> tuple[bytes, bytes] | None:
@@ -139,21 +185,34 @@ class Running:
         folder: Path,
         *words: str,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("-m", "autotune"),
+        program: Sequence[str] = PROGRAM,
     ) -> None:
         self.folder = folder
         self._err = folder / f"stderr-{time.monotonic_ns()}.txt"
         self._out = self._err.with_suffix(".out")
         with self._err.open("wb") as err, self._out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *program, *words],
-                cwd=folder,
-                env=clean_environ(folder, env),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
+            self.process = self._started(words, env, program, out, err)
+
+    def _started(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str] | None,
+        program: Sequence[str],
+        out: IO[bytes],
+        err: IO[bytes],
+    ) -> subprocess.Popen[bytes] | Forked:
+        environ = clean_environ(self.folder, env)
+        if tuple(program) == PROGRAM and _forkable(env):
+            return Forked(self.folder, words, environ, out.fileno(), err.fileno(), start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, *program, *words],
+            cwd=self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
     @property
     def err(self) -> str:

@@ -18,7 +18,10 @@ import runpy
 import signal
 import socket
 import sys
+import warnings
 from typing import Any
+
+import coverage
 
 IMPORTED = (
     "asyncio", "ssl", "sqlite3", "numpy.random", "pynvml", "rich.live", "sqlalchemy.dialects.sqlite",
@@ -62,11 +65,16 @@ def wait_for_orders(control: socket.socket) -> dict[str, Any]:
 
 def become(order: dict[str, Any]) -> None:
     """Take over folder, environment and arguments, as `python -m autotune` finds them."""
+    if order["session"]:
+        os.setsid()
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environ"])
     sys.path[0] = order["folder"]
     sys.argv = ["-m", *order["words"]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the program was imported before
+        coverage.process_startup()  # where the environment asks for it
 
 
 if __name__ == "__main__":

@@ -41,6 +41,9 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from enum import IntEnum
 
+NOT_SHOWN = "<not shown>"
+"""In the place of a refused value that may be a secret; redaction leaves it as it is."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of the `autotune` command; docs/exit-codes.md has a heading for each."""

@@ -7,6 +7,11 @@ MIB = 1024**2
 GIB = 1024**3
 
 
+def plural(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`, `10,000 trials`; of nouns whose plural ends in s."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def gib(value_bytes: float) -> float:
     """Bytes as GiB."""
     return value_bytes / GIB

@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli.options import DEFAULT_STUDIES, Json, Storage, StudiesDir, StudyName, check_out
 from autotune.cli.surroundings import places_of
+from autotune.units import plural
 
 if TYPE_CHECKING:
     from autotune.store.archive import Moved
@@ -74,6 +75,6 @@ def _tell(moved: Moved, *, as_json: bool, verb: str) -> None:
         typer.echo(json.dumps({"schema": 1, **asdict(moved), "path": str(moved.path)}, indent=2))
     else:
         typer.echo(
-            f"study {moved.study}: {moved.trials} trials and {moved.files} raw files {verb} {moved.path} "
-            f"({moved.size_bytes / 1e6:.1f} MB archive)"
+            f"study {moved.study}: {plural(moved.trials, 'trial')} and {plural(moved.files, 'raw file')} {verb} "
+            f"{moved.path} ({moved.size_bytes / 1e6:.1f} MB archive)"
         )

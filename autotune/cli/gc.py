@@ -367,7 +367,7 @@ def _groups(plan: RetentionPlan) -> Iterator[tuple[str, Part, list[RawFile]]]:
 
 
 def _closing_lines(plan: RetentionPlan, done: Done | None) -> Iterator[str]:
-    from autotune.units import format_bytes
+    from autotune.units import format_bytes, plural
 
     total = _count(plan)
     if plan.lost:
@@ -376,7 +376,7 @@ def _closing_lines(plan: RetentionPlan, done: Done | None) -> Iterator[str]:
         for one in plan.lost[:SHOWN_LOST]:
             yield f"  {one.study} trial {one.trial}: {', '.join(one.levels)}"
         if len(plan.lost) > SHOWN_LOST:
-            yield f"  and {len(plan.lost) - SHOWN_LOST} more trials; --json lists all"
+            yield f"  and {plural(len(plan.lost) - SHOWN_LOST, 'more trial')}; --json lists all"
     if not total:
         yield "Nothing to delete."
     elif done is None:

@@ -22,6 +22,9 @@ class ReportFormat(StrEnum):
     MARKDOWN = "markdown"
 
 
+_STANDARD_OUTPUT = ("-", "/dev/stdout")
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("report")(report)
@@ -53,7 +56,7 @@ def report(
     from autotune.review.views import view_of
 
     places = places_of(studies_dir, storage)
-    printed = str(out) == "-" or (out is None and as_format is ReportFormat.MARKDOWN)
+    printed = str(out) in _STANDARD_OUTPUT or (out is None and as_format is ReportFormat.MARKDOWN)
     target = None if printed else out or Path(f"{study}.html")
     with opened(places, study) as store:
         stored = store.study(study)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from autotune.engine.log_facts import SIMULATED_MARK
 from autotune.engine.metrics_text import Metrics, parse_metrics
 from autotune.engine.server_http import ModelCard, ModelListing, ServerDoor
-from autotune.errors import InvalidOption, ServerUnusable
+from autotune.errors import NOT_SHOWN, InvalidOption, ServerUnusable
 from autotune.load.address import check_url
 from autotune.records import ServerFacts
 
@@ -55,7 +55,7 @@ def base_of(url: str) -> str:
     if "@" in url:
         raise InvalidOption(
             "--url",
-            "(not shown)",
+            NOT_SHOWN,
             "an address without user name and password",
             hint="A key is given by --api-key-env NAME, the environment variable that holds it.",
         )
@@ -82,7 +82,7 @@ def key_of(variable: str | None, environ: Mapping[str, str]) -> str | None:
     if not key or not (key.isascii() and key.isprintable()):
         raise InvalidOption(
             "--api-key-env",
-            "(not shown)",
+            NOT_SHOWN,
             "the name of an environment variable that holds the key",
             hint="Set the variable first (export NAME=...), and give its name here, not the key.",
         )

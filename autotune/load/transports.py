@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
-from autotune.errors import InvalidOption
+from autotune.errors import NOT_SHOWN, InvalidOption
 from autotune.load.exchange import Timeouts, Transport, TransportKind, open_aiohttp
 from autotune.load.wire import is_plain, open_raw
 
@@ -47,4 +47,4 @@ def check_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         if not _FORBIDDEN.isdisjoint(name + value):
             # Not shown: it may be the secret.
-            raise InvalidOption("--api-key-env", "(not shown)", f"a value of the header {name} without line breaks")
+            raise InvalidOption("--api-key-env", NOT_SHOWN, f"a value of the header {name} without line breaks")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import InvalidOption
+from autotune.errors import NOT_SHOWN, InvalidOption
 from autotune.recipe.asked import EXPECTING_SAMPLER, NAME_PATTERN, ExecutorChoice, LoadChoice, Recipe
 from autotune.store.folder import DATABASE_NAME
 from autotune.webhook_url import parsed as parsed_url
@@ -51,7 +51,7 @@ def _check_ends(recipe: Recipe) -> None:
         )
     # Never shown: webhooks have their secret in the path.
     if recipe.notify_url is not None and parsed_url(recipe.notify_url) is None:
-        raise InvalidOption("--notify-url", "(not shown)", "an http or https URL in ASCII, without spaces")
+        raise InvalidOption("--notify-url", NOT_SHOWN, "an http or https URL in ASCII, without spaces")
 
 
 def _check_executor(recipe: Recipe) -> None:

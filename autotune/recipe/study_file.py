@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from autotune.complaints import Complaint, complaints
-from autotune.errors import InvalidFile, InvalidOption, UnknownName
+from autotune.errors import NOT_SHOWN, InvalidFile, InvalidOption, UnknownName
 from autotune.life import LONGEST_PAUSE_S
 from autotune.recipe.asked import (
     AUTO_PARALLEL,
@@ -165,7 +165,7 @@ def study_arguments(raw: object, source: str) -> dict[str, Any]:
 def _as_invalid_file(source: str, first: Complaint) -> InvalidFile:
     if first.kind == "extra_forbidden":
         return InvalidFile(source, first.key, str(first.place[-1]), first.allowed)
-    seen = "(not shown)" if first.key.startswith("notify_") else first.seen
+    seen = NOT_SHOWN if first.key.startswith("notify_") else first.seen
     return InvalidFile(source, first.key, seen, first.allowed)
 
 

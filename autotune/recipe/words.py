@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 
-from autotune.errors import InvalidOption
+from autotune.errors import NOT_SHOWN, InvalidOption
 from autotune.recipe.asked import AUTO_PARALLEL, MOST_PARALLEL, LoadChoice
 
 _PORT = "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
@@ -112,7 +112,7 @@ def parse_command(text: str, option: str) -> tuple[str, ...]:
     except ValueError:
         words = ()
     if not words or not words[0] or "\0" in text:
-        raise InvalidOption(option, "(not shown)", "a command and its arguments, quotes closed")
+        raise InvalidOption(option, NOT_SHOWN, "a command and its arguments, quotes closed")
     return words
 
 

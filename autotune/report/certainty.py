@@ -9,6 +9,7 @@ from autotune.report.wording import change_text, gain
 from autotune.search.drift import Drift, Trend
 from autotune.search.stability import CONFIDENCE, Assessment, Standing
 from autotune.search.validation import Validation, ValidationState
+from autotune.units import plural
 
 MOST_NAMED = 3
 """Trials that a sentence names; JSON has all."""
@@ -111,7 +112,7 @@ def _ties(standing: Standing, found: Assessment) -> list[str]:
         ["Statistically tied with the baseline: vLLM's defaults may be as good."] if found.tied_with_baseline else []
     )
     if others:
-        own = "" if standing.plainness is None else f"; the pick has {_count(standing.plainness.changes)}"
+        own = "" if standing.plainness is None else f"; the pick has {plural(standing.plainness.changes, 'change')}"
         lines.append(f"Statistically tied with the pick: {named}{more}{own}. Launches of one config differ as much.")
     return lines
 
@@ -122,11 +123,7 @@ def _flags(standing: Standing | None) -> str:
     if plain is None:
         return ""
     risk = f", of which {', '.join(plain.lossy)} may change answers" if plain.lossy else ""
-    return f" ({_count(plain.changes)}{risk})"
-
-
-def _count(changes: int) -> str:
-    return f"{changes} {'change' if changes == 1 else 'changes'}"
+    return f" ({plural(plain.changes, 'change')}{risk})"
 
 
 def _sureness(found: Assessment) -> str:

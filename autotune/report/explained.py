@@ -18,6 +18,7 @@ from autotune.search.explain_effect import Basis, Effect, Standing
 from autotune.search.explain_knobs import Swing, Weight
 from autotune.search.explain_untried import Region, Untried
 from autotune.search.knob import Values
+from autotune.units import plural
 
 SCHEMA = 2
 """Grows when a key changes its meaning or goes; new keys may come without."""
@@ -46,7 +47,8 @@ def explanation_text(found: Explanation, *, study: str, simulated: bool, doubts:
     mark = " (simulated)" if simulated else ""
     head = Text()
     head.append(f"Study {printable(study)}{mark}", style="bold")
-    head.append(f": {len(found.lines)} trials, {found.launched} different servers, {found.measured} of them measured\n")
+    launched = f"{plural(found.launched, 'different server')}, {found.measured} of them measured"
+    head.append(f": {plural(len(found.lines), 'trial')}, {launched}\n")
     head.append(f"Believed: {_believed(found)}\n")
     for doubt in doubts:
         head.append(f"Note: {printable(doubt)}\n")

@@ -25,7 +25,7 @@ from autotune.report.certainty import pick_doubt
 from autotune.report.view import StudyView
 from autotune.report.wording import gain, printable
 from autotune.search.objective import Point, points
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 WIDTH_IN, HEIGHT_IN, DPI = 9.0, 5.8, 144
 
@@ -98,7 +98,7 @@ def description(view: StudyView) -> str:
     fast, most = front[0], front[-1]
     mark = "Simulated. " if view.simulated else ""
     return (
-        f"{mark}{len(front)} trials on the front: from trial {fast.number} with {_point_words(fast)} "
+        f"{mark}{plural(len(front), 'trial')} on the front: from trial {fast.number} with {_point_words(fast)} "
         f"to trial {most.number} with {_point_words(most)}."
     )
 

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from autotune.records import Origin, Outcome, Phase, Trial
 from autotune.report.wording import brief_latency, brief_rate, brief_requests, ending, printable, seconds
+from autotune.units import plural
 
 BEST_SHOWN = 3
 
@@ -281,7 +282,7 @@ def line_of(state: Progress, event: Event) -> str | None:
     match event:
         case StudyBegan():
             resumed = f", {event.done} done before" if event.done else ""
-            of = f"{event.total} trials" if event.total is not None else "no limit of trials"
+            of = plural(event.total, "trial") if event.total is not None else "no limit of trials"
             return f"study {printable(event.study)}{mark}: {of}{resumed}"
         case TrialBegan():
             what = f": {printable(event.settings)}" if event.settings else ""

@@ -31,6 +31,7 @@ from autotune.report.wording import (
 from autotune.search.early import early_count, saved_s
 from autotune.search.objective import is_goodput
 from autotune.search.plainness import EXACT_KV_DTYPES
+from autotune.units import plural
 
 GOODPUT = "goodput/s per GPU"
 """Requests/s at the highest rate within the SLO."""
@@ -136,7 +137,7 @@ def counts_line(view: StudyView) -> Text:
     parts = [f"{ended[each]} {each}" for each in (*Outcome, "running", "interrupted") if ended[each]]
     void = sum(trial.void is not None for trial in view.trials)
     told = f" ({void} of them void: the load client was the limit)" if void else ""
-    return Text(f"{len(view.trials)} trials: {', '.join(parts) or 'none ended'}{told}{_saved(view)}\n")
+    return Text(f"{plural(len(view.trials), 'trial')}: {', '.join(parts) or 'none ended'}{told}{_saved(view)}\n")
 
 
 def _saved(view: StudyView) -> str:

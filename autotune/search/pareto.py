@@ -10,7 +10,7 @@ from autotune.records import Estimate, Limit, Pick, PickRule, Slo, Trial
 from autotune.search.objective import Point, answers_kept, limited, points
 from autotune.search.plainness import Plainer
 from autotune.search.remembered import remembered
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 REFERENCE_THROUGHPUT_SHARE = 0.5
 REFERENCE_TTFT_FACTOR = 4.0
@@ -204,7 +204,7 @@ def among_meeting(meeting: Sequence[Point], trials: Sequence[Trial], base: Point
         figures = [(limit, limited(point, trials, limit)) for limit in slo.limits]
         return f" ({'; '.join(_judged(limit, figure, alone=len(figures) == 1) for limit, figure in figures)})"
 
-    said = f"the highest throughput of the {_count(len(meeting), 'config')} that meet {slo}"
+    said = f"the highest throughput of the {plural(len(meeting), 'config')} that meet {slo}"
     return Choice(min(meeting, key=_fastest), meeting, _fastest, base, PickRule.THROUGHPUT, said, judged)
 
 
@@ -242,10 +242,10 @@ def _choice_knee(found: Sequence[Point], on_front: Sequence[Point], base: Point 
     elif others == [best]:
         said = "the only config of the front no worse than the baseline (within its interval)"
     elif others:
-        among = f"{_count(len(others), 'config')} of the front no worse than the baseline (within its interval)"
+        among = f"{plural(len(others), 'config')} of the front no worse than the baseline (within its interval)"
         said = f"the best balance of {among}"
     else:
-        among = f"{_count(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"
+        among = f"{plural(len(on_front), 'config')} of the front, none of which matches the baseline in both figures"
         said = f"the best balance of {among}"
     return Choice(best, found, balanced, base, PickRule.KNEE, said)
 
@@ -306,7 +306,7 @@ def _preferred(chosen: Point, best: Point, plainer: Plainer) -> str:
     if len(own.lossy) < len(other.lossy):
         risk = f"{', '.join(other.lossy)} may change answers there"
     else:
-        risk = f"that one has {_count(other.changes - own.changes, 'change')} more against the baseline"
+        risk = f"that one has {plural(other.changes - own.changes, 'change')} more against the baseline"
     return f"statistically tied with trial {best.number} and plainer ({risk})"
 
 
@@ -333,7 +333,3 @@ def _figures(point: Point) -> str:
             f"{ttft} at the study's fixed rate"
         )
     return f"{point.tok_s_per_gpu.value:,.0f} output tokens/s per GPU at {ttft}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

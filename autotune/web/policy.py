@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.engine.flags import from_argv
-from autotune.errors import InvalidOption, UnknownName
+from autotune.errors import NOT_SHOWN, InvalidOption, UnknownName
 from autotune.load.workloads import builtin_workloads
 from autotune.recipe import AUTO_SPACE, WIDE_SPACE, parse_address
 from autotune.search.space import shipped_spaces
@@ -68,7 +68,7 @@ class Policy:
         for key in REFUSED_FIELDS:
             if key in fields:
                 raise InvalidOption(
-                    key, "(not shown)", "nothing: a request cannot name it", hint="Only the service's operator sets it."
+                    key, NOT_SHOWN, "nothing: a request cannot name it", hint="Only the service's operator sets it."
                 )
         found = dict(fields)
         for key in ("model", "checkpoints"):

@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from autotune.errors import InvalidFile, InvalidOption, StorageError
+from autotune.errors import NOT_SHOWN, InvalidFile, InvalidOption, StorageError
 
 TOKEN_VARIABLE = "AUTOTUNE_TOKEN"  # noqa: S105 - its name
 LEAST_LENGTH, MOST_LENGTH = 32, 512
@@ -66,7 +66,7 @@ def read_token_file(path: Path) -> tuple[str, ...]:
         raise InvalidFile(
             str(path),
             "",
-            "(not shown)",
+            NOT_SHOWN,
             "lines of `sha256:` and 64 hexadecimal digits, as `autotune serve --new-token` writes them",
             hint=f"A token itself belongs into the variable {TOKEN_VARIABLE}.",
         )
@@ -97,7 +97,7 @@ def token_of_environment(value: str) -> str:
     """
     if not LEAST_LENGTH <= len(value) <= MOST_LENGTH:
         allowed = f"{LEAST_LENGTH} to {MOST_LENGTH} characters; `autotune serve --new-token` makes one"
-        raise InvalidOption(TOKEN_VARIABLE, "(not shown)", allowed)
+        raise InvalidOption(TOKEN_VARIABLE, NOT_SHOWN, allowed)
     return hashed(value)
 
 

@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 from web_service import STUDY, serving, studies_in
 
+from autotune.engine.redaction import redact
 from autotune.errors import InvalidFile, InvalidOption
 from autotune.store.places import Places
 from autotune.web import route, tokens
@@ -148,8 +149,9 @@ class TestTokens:
 
     def test_one_that_is_short_keeps_nobody_out(self) -> None:
         assert tokens.token_of_environment("x" * 32) == tokens.hashed("x" * 32)
-        with pytest.raises(InvalidOption, match="AUTOTUNE_TOKEN"):
+        with pytest.raises(InvalidOption, match="AUTOTUNE_TOKEN") as caught:
             tokens.token_of_environment("x" * 31)
+        assert redact(str(caught.value)) == str(caught.value), "that nothing is shown is said in whole"
 
     def test_old_sessions_make_room_for_new_ones(self) -> None:
         sessions = tokens.Sessions()

@@ -109,7 +109,10 @@ def test_report(toured: Toured) -> None:
     assert (toured.folder / "review-front-dark.svg").exists()
     assert toured.autotune(f"report {NAME} --format markdown").startswith("# ")
     assert toured.autotune(f"report {NAME} --format markdown --out -").startswith("# ")
-    assert toured.autotune(f"report {NAME} --out -").startswith("<!doctype html")
+    for standard_output in ("-", "/dev/stdout"):
+        page = toured.autotune(f"report {NAME} --out {standard_output}")
+        assert page.startswith("<!doctype html")
+        assert page.rstrip().endswith("</html>")
     assert not (toured.folder / "-").exists()
 
 

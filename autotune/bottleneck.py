@@ -17,7 +17,19 @@ from autotune.errors import InvalidOption
 from autotune.node.defaults import ResolvedSettings, resolve
 from autotune.node.kv_capacity import values_per_token
 from autotune.node.layers import layer_shapes
-from autotune.records import Config, Gpu, LevelRole, LevelUse, Link, Measurement, ModelShape, Node, ServerDelta, Trial
+from autotune.records import (
+    Config,
+    Estimate,
+    Gpu,
+    LevelRole,
+    LevelUse,
+    Link,
+    Measurement,
+    ModelShape,
+    Node,
+    ServerDelta,
+    Trial,
+)
 from autotune.simulator.coefficients import Coefficients
 from autotune.units import format_seconds
 
@@ -104,6 +116,11 @@ class _Evidence:
     link: Link
     reachable_hits: float | None
     caveats: frozenset[str]
+
+    @property
+    def tpot(self) -> Estimate | None:
+        """Median time per output token: a step of decoding."""
+        return self.level.tpot_s.p50 if self.level.tpot_s else None
 
 
 def verdicts(trial: Trial, setting: Setting) -> tuple[Verdict, ...]:
@@ -261,7 +278,7 @@ def _busy_words(e: _Evidence) -> tuple[str, ...]:
 
 
 def _communication(e: _Evidence) -> Iterator[Verdict]:
-    s, shape, tpot = e.settings, e.shape, e.level.tpot_s
+    s, shape, tpot = e.settings, e.shape, e.tpot
     if s is None or shape is None or tpot is None or s.tensor_parallel < 2:
         return
     c = Coefficients()
@@ -272,7 +289,7 @@ def _communication(e: _Evidence) -> Iterator[Verdict]:
     rate = c.nvlink_bytes_per_s if nvlink else c.pcie_bytes_per_s
     payload = 2 * (s.tensor_parallel - 1) / s.tensor_parallel * batch * shape.hidden_size * 2 / rate
     spent = 2 * shape.layers * (once + payload)
-    share = min(1.0, spent / tpot.p50.value)
+    share = min(1.0, spent / tpot.value)
     moved = e.use.most_traffic(nvlink=nvlink)
     full = moved is not None and moved >= BUSY_SHARE * rate
     if share < 0.25 and not full:
@@ -284,7 +301,7 @@ def _communication(e: _Evidence) -> Iterator[Verdict]:
         text="The links are the limit: a large part of each step goes into all-reduces between the GPUs.",
         evidence=(
             f"TP {s.tensor_parallel} over {'NVLink' if nvlink else 'PCIe'}: about {format_seconds(spent)} of "
-            f"all-reduces in a step of {format_seconds(tpot.p50.value)} ({share:.0%})",
+            f"all-reduces in a step of {format_seconds(tpot.value)} ({share:.0%})",
             *seen,
         ),
     )
@@ -310,7 +327,7 @@ def _prefix_missed(e: _Evidence) -> Iterator[Verdict]:
 def _roofline(e: _Evidence) -> Iterator[Verdict]:
     """Prefill-bound where prompts take most of the matrix units' time, decode-bound where steps take as long as
     reading weights and KV does."""
-    s, shape, gpu, tpot, rate = e.settings, e.shape, e.gpu, e.level.tpot_s, e.level.request_rps
+    s, shape, gpu, tpot, rate = e.settings, e.shape, e.gpu, e.tpot, e.level.request_rps
     if s is None or shape is None or gpu is None or rate is None or not e.level.completed:
         return
     if gpu.bf16_flops is None or gpu.memory_bytes_per_s is None or e.level.prompt_tokens is None:
@@ -339,15 +356,14 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
     weights = _weights_read_bytes(shape, s, e.server.running_max)
     # A token passes every stage: each reads its part of the weights, and the KV of its part of the requests.
     read_s = (weights / c.weight_read_share + kv_bytes / s.pipeline_parallel / c.kv_read_share) / gpu.memory_bytes_per_s
-    share = min(1.0, read_s / tpot.p50.value)
+    share = min(1.0, read_s / tpot.value)
     if share >= 0.5:
         yield Verdict(
             limit=Limit.DECODE,
             strength=min(0.65, share),
             text="Decode is the limit: each step waits for weights and KV to be read from GPU memory.",
             evidence=(
-                f"about {format_seconds(read_s)} of reading in a step of {format_seconds(tpot.p50.value)} "
-                f"({share:.0%})",
+                f"about {format_seconds(read_s)} of reading in a step of {format_seconds(tpot.value)} ({share:.0%})",
                 *_busy_words(e),
             ),
         )

@@ -116,7 +116,7 @@ def _client(e: Evidence) -> Iterator[Caveat]:
     lateness = [r.sent_s - r.scheduled_s for r in e.records if r.sent_s is not None]
     p99 = stats.percentile(lateness, 99)
     ttft = e.measurement.ttft_s
-    bound = max(LATE_FLOOR_S, LATE_SHARE * ttft.p50.value if ttft else 0.0)
+    bound = max(LATE_FLOOR_S, LATE_SHARE * ttft.p50.value if ttft and ttft.p50 else 0.0)
     if p99 is not None and p99 > bound:
         yield Caveat(
             code="client_late",
@@ -357,7 +357,8 @@ def _pauses(e: Evidence) -> Iterator[Caveat]:
     # A simulated server pauses only where its model says so.
     if not e.window.steady or e.level.arrivals is not Arrivals.CLOSED or m.clock is ClockKind.VIRTUAL:
         return
-    found = pauses(e.good, e.window, m.ttft_from_send_s.p50.value if m.ttft_from_send_s else 0.0)
+    usual = m.ttft_from_send_s.p50 if m.ttft_from_send_s else None
+    found = pauses(e.good, e.window, usual.value if usual else 0.0)
     if sum(found) > MAX_PAUSED_SHARE * m.steady_s:
         yield Caveat(
             code="pauses",

@@ -287,5 +287,6 @@ def _drain_s(trial: Trial, flags: tuple[tuple[str, Value], ...], extra: tuple[st
         except ValueError as error:
             raise InvalidOption("--shutdown-timeout", given, "seconds") from error
     level = trial.result.of_role(LevelRole.TTFT) if trial.result else None
-    slowest_s = level.e2e_s.p99.value if level and level.e2e_s else 30.0
+    slowest = level.e2e_s.p99 if level and level.e2e_s else None
+    slowest_s = slowest.value if slowest else 30.0
     return int(min(300.0, max(30.0, -(-2 * slowest_s // 1))))

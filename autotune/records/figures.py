@@ -28,14 +28,15 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """A latency distribution over `count` requests (or gaps, for ITL), seconds."""
+    """A latency distribution over `count` requests (or gaps, for ITL), seconds. Of a trial that was read in brief
+    (`Store.outlines`) all but the p95 may be None: not read."""
 
     count: int
-    mean: Estimate
-    p50: Estimate
-    p90: Estimate
+    mean: Estimate | None
+    p50: Estimate | None
+    p90: Estimate | None
     p95: Estimate
-    p99: Estimate
+    p99: Estimate | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

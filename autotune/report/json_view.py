@@ -24,9 +24,9 @@ from autotune.report.life import life_document
 from autotune.report.quality_text import quality_document, quality_of
 from autotune.report.running import gain_document, running_document
 from autotune.report.view import StudyView
-from autotune.search.early import early_count, saved_s
 from autotune.search.objective import Figures, own_figures
 from autotune.search.reasons import launch_reason, plain_why
+from autotune.search.savings import early_count, saved_s
 from autotune.search.stability import Assessment
 from autotune.store.study_record import AttemptRecord
 

@@ -124,13 +124,14 @@ def _loads(server: MeasuredServer, mark: str) -> Group:
     if server.slo is not None:
         column(table, str(server.slo), whole=True)
     for found in server.measurements:
+        ttft, tpot = (one.p50 if one else None for one in (found.ttft_s, found.tpot_s))
         cells = [
             brief_rate(found.total_tok_s),
             brief_rate(found.output_tok_s),
             number(found.request_rps.value if found.request_rps else None, digits=2),
-            seconds(found.ttft_s.p50.value if found.ttft_s else None),
+            seconds(ttft.value if ttft else None),
             brief_latency(found.ttft_s.p95 if found.ttft_s else None),
-            seconds(found.tpot_s.p50.value if found.tpot_s else None),
+            seconds(tpot.value if tpot else None),
             str(found.failed),
         ]
         if server.gpus is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.records import Outcome, Trial
 from autotune.report.view import StudyView
-from autotune.search.early import early_count, saved_s
+from autotune.search.savings import early_count, saved_s
 
 SCHEMA = 1
 """Grows when a key changes its meaning or goes; new keys may come without."""

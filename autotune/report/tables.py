@@ -28,9 +28,9 @@ from autotune.report.wording import (
     seconds,
     settings,
 )
-from autotune.search.early import early_count, saved_s
 from autotune.search.objective import is_goodput
 from autotune.search.plainness import EXACT_KV_DTYPES
+from autotune.search.savings import early_count, saved_s
 from autotune.units import plural
 
 GOODPUT = "goodput/s per GPU"

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autotune.advice import Advice, advise
 from autotune.bottleneck import Setting, Verdict, verdicts
 from autotune.records import Config, ModelShape, Node, Outcome, Pick, PickRule, Slo, Trial
-from autotune.search.lessons import case_of
 from autotune.search.noise import Difference, difference, run_noise
 from autotune.search.objective import Figures, joined_figures
 from autotune.search.stability import Assessment, assess
 
 if TYPE_CHECKING:
+    from autotune.advice import Advice
     from autotune.search.explain import Explanation
 
 
@@ -136,6 +135,9 @@ class StudyView:
 
     def remedies(self, trial: Trial) -> tuple[Advice, ...]:
         """The guide's remedies with this trial's numbers: for its failure, or for its strongest limit."""
+        from autotune.advice import advise  # only where one trial is looked at
+        from autotune.search.lessons import case_of
+
         if self.background is None or trial.result is None:
             return ()
         case = case_of(trial, self.background.setting(trial.config), self.background.needed_len)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.engine.flags import from_argv
 from autotune.errors import AutotuneError, InvalidOption, StorageError
-from autotune.records import Config, LoadPlan, ModelShape, Node, PickRule, Slo, Trial
+from autotune.records import Config, LoadPlan, ModelShape, Node, PickRule, Slo, SloMetric, Trial
 from autotune.report.view import Background, Running, StudyView
 from autotune.review.listing import state_now
 from autotune.search.asked import asked_lossy, asked_rule, asked_slo
@@ -115,8 +115,8 @@ def outlined_view_of(
         InvalidOption: `slo` cannot be read.
     """
     limit = asked_slo(study.spec, slo)
-    metrics = {"ttft", *(one.metric.value.partition("_")[0] for one in (limit.limits if limit else ()))}
-    outlines = store.outlines(study.name, latencies=metrics, phases=phases)
+    metrics = {SloMetric.TTFT_P95, *(one.metric for one in (limit.limits if limit else ()))}
+    outlines = store.outlines(study.name, metrics=metrics, phases=phases)
     # How plain a config is, is counted against what the baseline's server said of itself, which no outline holds.
     trials = (*store.trials_of(study.name, [0]), *outlines[1:]) if outlines else ()
     return _made(store, study, places, trials, limit, asked_rule(study.spec, None))

@@ -165,17 +165,6 @@ def early_caveat(end: EarlyEnd) -> Caveat:
             assert_never(end.reason)
 
 
-def saved_s(trials: Sequence[Trial]) -> float | None:
-    """About how much measuring time trials that ended early have saved together; None where none did."""
-    found = [trial.result.early for trial in trials if trial.result is not None and trial.result.early is not None]
-    return math.fsum(end.saved_s or 0.0 for end in found) if found else None
-
-
-def early_count(trials: Sequence[Trial]) -> int:
-    """How many trials ended early."""
-    return sum(trial.result is not None and trial.result.early is not None for trial in trials)
-
-
 def _rival(point: Point, launches: Sequence[tuple[Estimate, Estimate]], noise: RunNoise) -> Rival:
     throughputs, ttfts = ([pair[axis] for pair in launches] for axis in (0, 1))
     return Rival(

@@ -115,23 +115,33 @@ def _posterior(
             values it stands for.
     """
     (centres, weights), (shared, counts) = mixture, seen
-    belongs = _likelihood(y, v, part, centres) * weights
-    belongs = belongs / belongs.sum(axis=1, keepdims=True)
+    belongs = _likelihood(y, v, part, centres)  # in place, here and below: memory takes longer than arithmetic
+    belongs *= weights
+    belongs /= belongs.sum(axis=1, keepdims=True)
     trust = part / (v + part)
-    means = centres + trust * (y - centres)
+    means = y - centres
+    means *= trust
+    means += centres
     mean = (belongs * means).sum(axis=1)
     # A part that few configs share is itself not known better than they are: alone, a config keeps all of its noise.
-    overlap = (belongs @ shared.T) / (belongs**2).sum(axis=1)[:, None]
-    sharers = np.maximum(1.0, np.minimum(1.0, overlap) @ counts)
+    overlap = belongs @ shared.T
+    overlap /= (belongs**2).sum(axis=1)[:, None]
+    sharers = np.maximum(1.0, np.minimum(1.0, overlap, out=overlap) @ counts)
     unknown = ((1 - trust) ** 2 * (v + part))[:, 0] / sharers
-    variance = (belongs * (means - mean[:, None]) ** 2).sum(axis=1) + (trust * v)[:, 0] + unknown
+    means -= mean[:, None]
+    means **= 2
+    variance = (belongs * means).sum(axis=1) + (trust * v)[:, 0] + unknown
     return mean, np.sqrt(variance)
 
 
 def _likelihood(y: _Column, v: _Column, part: float, centres: NDArray[np.float64]) -> NDArray[np.float64]:
     """Of each value from each centre, up to a factor a row: a config far from all centres but its own is no 0/0."""
-    fit = -((y - centres) ** 2) / (2 * (v + part)) - 0.5 * np.log(v + part)
-    likelihood: NDArray[np.float64] = np.exp(fit - fit.max(axis=1, keepdims=True))
+    fit = y - centres
+    fit **= 2
+    fit /= -2 * (v + part)
+    fit -= 0.5 * np.log(v + part)
+    fit -= fit.max(axis=1, keepdims=True)
+    likelihood: NDArray[np.float64] = np.exp(fit, out=fit)
     return likelihood
 
 

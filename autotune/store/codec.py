@@ -83,8 +83,14 @@ def _is_non_finite(data: dict[str, Any]) -> bool:
 
 
 @cache
-def _hints(record: type) -> dict[str, Any]:
-    return get_type_hints(record)
+def _fields(record: type) -> tuple[tuple[str, Any, bool], ...]:
+    """Name and type of each field of a dataclass, and whether it has no default."""
+    hints = get_type_hints(record)
+    missing = dataclasses.MISSING
+    return tuple(
+        (field.name, hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(record)
+    )
 
 
 def _value(hint: Any, data: object, path: str) -> Any:
@@ -105,13 +111,12 @@ def _value(hint: Any, data: object, path: str) -> Any:
 def _record(record: type, data: object, path: str) -> Any:
     if not isinstance(data, dict):
         raise UndecodableRecord(path, data, f"a {record.__name__}")
-    hints = _hints(record)
     values = {}
-    for field in dataclasses.fields(record):
-        at = f"{path}.{field.name}" if path else field.name
-        if field.name in data:
-            values[field.name] = _value(hints[field.name], data[field.name], at)
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+    for name, hint, required in _fields(record):
+        at = f"{path}.{name}" if path else name
+        if name in data:
+            values[name] = _value(hint, data[name], at)
+        elif required:
             raise UndecodableRecord(at, None, "there, and it has no default")
     return record(**values)
 

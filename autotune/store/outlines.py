@@ -37,6 +37,7 @@ from autotune.records import (
     Outcome,
     Phase,
     Quality,
+    SloMetric,
     Trial,
     TrialResult,
 )
@@ -44,9 +45,6 @@ from autotune.store.codec import UndecodableRecord, decode, decode_value
 from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, StudyRow, TrialRow
 
 Made = TypeVar("Made")
-
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
-"""What an outline may hold of a level, in the words of an SLO's metrics."""
 
 _OUTCOMES = {one.value: one for one in Outcome}
 _CLOCKS = {one.value: one for one in ClockKind}
@@ -114,12 +112,46 @@ def read_pulses(session: Session) -> dict[str, Pulse]:
 
 
 def read_outlines(
-    session: Session, study_id: int, latencies: Collection[str], *, phases: bool = False
+    session: Session, study_id: int, metrics: Collection[SloMetric], *, phases: bool = False
 ) -> tuple[Trial, ...]:
     """See `Store.outlines`."""
     with _without_collector():
-        levels = _read_levels(session, study_id, [name for name in LATENCIES if name in latencies])
-        return _read_trials(session, study_id, levels, phases=phases)
+        return _read_trials(session, study_id, _read_levels(session, study_id, _asked(metrics)), phases=phases)
+
+
+class _Asked(NamedTuple):
+    """What is read of one latency of a level: its p95, and further percentiles that an SLO limits."""
+
+    field: str
+    points: tuple[str, ...]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where it stands in the record."""
+        return tuple(f"{self.field}.{name}" for name in ("count", "p95", *self.points))
+
+    def latency(self, found: Sequence[Any]) -> Latency | None:
+        """Of what stands there."""
+        count, p95, *others = found
+        if p95 is None:
+            return None
+        further = dict(zip(self.points, map(_estimate, others), strict=True))
+        return Latency(
+            count=count,
+            mean=None,
+            p50=further.get("p50"),
+            p90=None,
+            p95=Estimate(**p95),
+            p99=further.get("p99"),
+        )
+
+
+def _asked(metrics: Collection[SloMetric]) -> tuple[_Asked, ...]:
+    named = [metric.value.rpartition("_") for metric in metrics if metric.is_time]
+    return tuple(
+        _Asked(f"{name}_s", tuple(sorted({point for one, _, point in named if one == name} - {"p95"})))
+        for name in sorted({name for name, _, _ in named})
+    )
 
 
 @contextmanager
@@ -155,9 +187,9 @@ def _read_trials(
     return tuple(_made(made, session.connection().execute(trials.order_by(TrialRow.number)).all()))
 
 
-def _read_levels(session: Session, study_id: int, asked: Sequence[str]) -> dict[int, list[Measurement]]:
+def _read_levels(session: Session, study_id: int, asked: Sequence[_Asked]) -> dict[int, list[Measurement]]:
     """Those that decide, by their trial's row; latencies only of the one that an SLO is held against."""
-    latencies = [f"{name}_s" for name in asked]
+    latencies = [path for one in asked for path in one.paths]
     parts = case(
         (MeasurementRow.role == LevelRole.TTFT.value, _parts(session, MeasurementRow.record, (*_PARTS, *latencies))),
         else_=_parts(session, MeasurementRow.record, _PARTS),
@@ -173,7 +205,7 @@ def _read_levels(session: Session, study_id: int, asked: Sequence[str]) -> dict[
     )
     rows = session.connection().execute(wanted).all()
     found: dict[int, list[Measurement]] = {}
-    levels = _made(partial(_level, shared=cache(_shared), asked=latencies), rows)
+    levels = _made(partial(_level, shared=cache(_shared), asked=asked), rows)
     for row, level in zip(rows, levels, strict=True):
         found.setdefault(row[0], []).append(level)
     return found
@@ -188,7 +220,13 @@ def _parts(session: Session, record: Any, names: Sequence[str]) -> ColumnElement
     """A JSON array of parts of a record, as text: one text a row is parsed, and no more than is wanted."""
     if session.get_bind().dialect.name == "sqlite":
         return func.json_extract(record, *(f"$.{name}" for name in names), type_=Text())
-    return cast(func.json_build_array(*(record[name] for name in names)), Text)
+    return cast(func.json_build_array(*(_part(record, name) for name in names)), Text)
+
+
+def _part(record: Any, name: str) -> Any:
+    for key in name.split("."):
+        record = record[key]
+    return record
 
 
 def _parsed(text: str) -> Any:
@@ -275,11 +313,15 @@ def _shared(text: str) -> _Shared:
     return LoadLevel(**level), _read_caveats(caveats or ())
 
 
-def _level(row: Sequence[Any], shared: Callable[[str], _Shared], asked: Sequence[str]) -> Measurement:
+def _level(row: Sequence[Any], shared: Callable[[str], _Shared], asked: Sequence[_Asked]) -> Measurement:
     _, clock, completed, failed, common, text = row
     duration_s, steady_s, planned, output_tok_s, *found = _parsed(text)
     level, caveats = shared(common)
-    latencies = dict(zip(asked, map(_latency, found), strict=True)) if found else {}
+    latencies: dict[str, Latency | None] = {}
+    if found:
+        for one in asked:
+            taken = len(one.points) + 2
+            latencies[one.field], found = one.latency(found[:taken]), found[taken:]
     return Measurement(
         level=level,
         clock=_CLOCKS[clock],
@@ -311,19 +353,6 @@ def _read_caveats(data: Sequence[dict[str, Any]], kind: type[Caveat] = Caveat) -
 def _known(data: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
     """A newer version may have stored more beside it."""
     return data if data.keys() <= names else {name: value for name, value in data.items() if name in names}
-
-
-def _latency(data: Mapping[str, Any] | None) -> Latency | None:
-    if data is None:
-        return None
-    return Latency(
-        count=data["count"],
-        mean=Estimate(**data["mean"]),
-        p50=Estimate(**data["p50"]),
-        p90=Estimate(**data["p90"]),
-        p95=Estimate(**data["p95"]),
-        p99=Estimate(**data["p99"]),
-    )
 
 
 def _estimate(data: Mapping[str, Any] | None) -> Estimate | None:

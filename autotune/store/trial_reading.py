@@ -8,7 +8,7 @@ from datetime import datetime
 from sqlalchemy import Engine, Select, select
 from sqlalchemy.orm import Session, selectinload
 
-from autotune.records import Trial
+from autotune.records import SloMetric, Trial
 from autotune.store import rows
 from autotune.store.connection import BUSY_TIMEOUT_S, Location
 from autotune.store.database import Database
@@ -76,20 +76,20 @@ class TrialReading(Database):
         return read
 
     def outlines(
-        self, study: str, *, latencies: Collection[str] = ("ttft",), phases: bool = False
+        self, study: str, *, metrics: Collection[SloMetric] = (SloMetric.TTFT_P95,), phases: bool = False
     ) -> tuple[Trial, ...]:
         """All trials as front and pick need them, in order of their numbers, ten times as quick as `trials`.
 
         Of results only outcome, kind of failure, goodput, quality and early end are there; of levels only those that
-        decide, with their output tokens/s, caveats and the latencies that were asked for. Everything else is missing,
-        not zero.
+        decide, with their output tokens/s, caveats and, of the one that an SLO is held against, the times that were
+        asked for. Everything else is missing, not zero.
 
         Args:
-            latencies: of `LATENCIES`; what an SLO limits.
+            metrics: what an SLO limits; of each time the p95 is read in any case.
             phases: whether how long each phase took is there as well.
         """
         with self._read() as session:
-            return read_outlines(session, self._study(session, study).id, latencies, phases=phases)
+            return read_outlines(session, self._study(session, study).id, metrics, phases=phases)
 
     def tallies(self, names: Collection[str] | None = None) -> dict[str, Tally]:
         """How far each study is, or each of those named, by its name."""

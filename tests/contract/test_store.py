@@ -21,12 +21,14 @@ from autotune.records import (
     FailureClass,
     Latency,
     LevelRole,
+    Limit,
     LoadLevel,
     LoadPlan,
     Measurement,
     Origin,
     Outcome,
     Phase,
+    SloMetric,
     Trial,
     TrialResult,
 )
@@ -83,7 +85,7 @@ def store(request, tmp_path):
 
 def latency(p95: float) -> Latency:
     estimate = Estimate(value=p95, low=p95 - 0.01, high=None)
-    return Latency(count=9, mean=estimate, p50=estimate, p90=estimate, p95=estimate, p99=estimate)
+    return Latency(count=9, mean=estimate, p50=estimate.times(0.5), p90=estimate, p95=estimate, p99=estimate.times(2.0))
 
 
 def level(role: LevelRole) -> Measurement:
@@ -337,10 +339,18 @@ def test_what_is_read_in_brief_is_what_is_read_in_full(store, study):
         store.begin_attempt(study, number, directory=f"t/{number}")
         if number < 2:
             store.finish_trial(study, number, MEASURED)
-    full, brief = store.trials(study), store.outlines(study, latencies=("ttft", "tpot"), phases=True)
+    full, brief = store.trials(study), store.outlines(study, metrics=SloMetric, phases=True)
     assert [trial.result and trial.result.phase_seconds for trial in brief] == [
         trial.result and trial.result.phase_seconds for trial in full
     ]
+    for metric in SloMetric:
+        limit = Limit(metric=metric, bound=1.0)
+        figures = [
+            [limit.figure(level) for trial in some if trial.result for level in [trial.result.of_role(LevelRole.TTFT)]]
+            for some in (brief, full)
+        ]
+        assert figures[0] == figures[1]
+        assert (None in figures[0]) != (metric.value.startswith("ttft") or not metric.is_time)
     assert [trial.objectives for trial in brief] == [trial.objectives for trial in full]
     assert [(trial.config, trial.attempts) for trial in brief] == [(trial.config, trial.attempts) for trial in full]
     assert store.trials_of(study, [2, 0]) == (full[0], full[2])

@@ -163,7 +163,7 @@ def _level(trial: Trial, measured: Measurement) -> dict[str, Any]:
         "rate_rps_per_gpu": None if measured.level.rate_rps is None else measured.level.rate_rps * per,
         "request_rps_per_gpu": rps.value * per if rps else None,
         "output_tok_s_per_gpu": tok_s.value * per if tok_s else None,
-        "ttft_p50_s": ttft.p50.value if ttft else None,
+        "ttft_p50_s": ttft.p50.value if ttft and ttft.p50 else None,
         **figure("ttft_p95_s", ttft.p95 if ttft else None),
-        "tpot_p50_s": tpot.p50.value if tpot else None,
+        "tpot_p50_s": tpot.p50.value if tpot and tpot.p50 else None,
     }

@@ -21,10 +21,11 @@ from autotune.records import (
     QualityState,
     Trial,
 )
-from autotune.search.early import Rivals, early_caveat, early_count, rivals_of, saved_s
+from autotune.search.early import Rivals, early_caveat, rivals_of
 from autotune.search.noise import run_noise
 from autotune.search.prior.evidence import SHOWN_TTFT_SD, observations
 from autotune.search.proposer import Proposer
+from autotune.search.savings import early_count, saved_s
 from autotune.search.space import Parameter, SearchSpace
 from autotune.slo_text import parse_slo
 

@@ -54,7 +54,7 @@ def void(result):
 
 
 def test_front_pick_and_every_figure_are_those_of_the_full_records(store: Store) -> None:
-    full, brief = store.trials("s"), store.outlines("s", latencies=("ttft", "tpot", "itl", "e2e"))
+    full, brief = store.trials("s"), store.outlines("s", metrics=SloMetric)
     assert points(brief) == points(full)
     assert (front_of(brief), pick(brief)) == (front_of(full), pick(full))
     slo = Slo.of(ttft_p95=0.45, tpot_p95=0.5)
@@ -96,7 +96,7 @@ def test_how_plain_a_config_is_counts_against_what_the_baselines_server_said(tmp
 
 
 def test_what_was_not_asked_for_is_missing_and_not_zero(store: Store) -> None:
-    trial = store.outlines("s", latencies=())[0]
+    trial = store.outlines("s", metrics=())[0]
     assert trial.result is not None
     assert trial.ttft_p95_s is None
     assert trial.result.facts is None

@@ -14,6 +14,8 @@ import pytest
 from autotune_command import LIGHT, TINY, TRACE, rows, run, wait_for
 from served_command import STUDY, Service
 
+from autotune.errors import ExitCode
+
 
 @pytest.fixture
 def services() -> Iterator[list[Service]]:
@@ -117,7 +119,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, services: list[Service]) -
     services.append(service := Service(tmp_path))
     port = service.url.rpartition(":")[2]
     second = run(tmp_path, "serve", "--port", port, "--studies-dir", "other")
-    assert (second.code, "--port" in second.err) == (24, True)
+    assert (second.code, "--port" in second.err) == (ExitCode.INVALID_OPTION, True)
     other = run(tmp_path, "serve", "--port", "0")
     assert (other.code, "another `autotune serve` runs" in other.err) == (25, True)
 
@@ -134,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_one_error_and_can_still_be_looked_at
     try:
         subprocess.run(["mount", "-o", "remount,ro,bind", str(studies)], check=True)
         refused = run(tmp_path, "serve", "--port", "0")
-        assert refused.code == 18
+        assert refused.code == ExitCode.STORAGE
         assert [("Read-only file system" in refused.err), ("--look-only" in refused.err)] == [True, True]
         services.append(looking := Service(tmp_path, "--look-only"))
         assert [study["name"] for study in looking.ask("/api/v1/studies")[1]["studies"]] == ["s"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from imported import Imported
 
 pytestmark = pytest.mark.real
 
@@ -22,8 +22,8 @@ WORKLOADS = {
 }
 SHIPPED = ("chat", "rag", "prefix", "summarize", "code", "agent", "batch", "tiny")
 
-# One process for all commands: importing vLLM takes many seconds. Of the dataset `random` it also gives the bounds of
-# what would be drawn, by vLLM's own function and a tokenizer without special tokens.
+# Of the dataset `random` it also gives the bounds of what would be drawn, by vLLM's own function and a tokenizer
+# without special tokens.
 PARSE = """
 import argparse, json, sys
 from types import SimpleNamespace
@@ -60,7 +60,7 @@ def command(workload: str, *load: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def parsed(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def parsed(vllm_imported: Imported, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the parser made of each workload's command, by workload."""
     folder = tmp_path_factory.mktemp("workloads")
     commands = {name: command(name, "--concurrency", "8") for name in SHIPPED}
@@ -68,16 +68,8 @@ def parsed(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         path: Path = folder / f"{name}.yaml"
         path.write_text(f"prompt_tokens: {{fixed: 64}}\noutput_tokens: {{fixed: 16}}\n{lines}\n")
         commands[name] = command(str(path), "--rate", "8")
-    done = subprocess.run(
-        [vllm_python, "-c", PARSE],
-        input=json.dumps(list(commands.values())),
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return dict(zip(commands, json.loads(done.stdout.rsplit("RESULT", 1)[1]), strict=True))
+    said = vllm_imported.run(PARSE, given=json.dumps(list(commands.values())))
+    return dict(zip(commands, json.loads(said.rsplit("RESULT", 1)[1].splitlines()[0]), strict=True))
 
 
 def test_the_parser_takes_every_command(parsed: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from imported import Imported
 
 pytestmark = pytest.mark.real
 
@@ -29,7 +29,7 @@ CLIENT = (
 
 
 def bench_serve(
-    python: str,
+    imported: Imported,
     url: str,
     model: Path,
     result: Path,
@@ -41,22 +41,16 @@ def bench_serve(
     """Run the client against `url`, by default with a small closed loop; its own JSON result.
 
     Args:
-        python: an interpreter with vLLM installed.
         backend: `openai` for /v1/completions, `openai-chat` for /v1/chat/completions.
     """
     endpoint = "/v1/completions" if backend == "openai" else "/v1/chat/completions"
-    subprocess.run(
-        [
-            python, "-c", CLIENT,
-            "--backend", backend, "--endpoint", endpoint, "--base-url", url, "--model", str(model),
-            "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
-            *load, "--seed", str(seed), "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el,client_queue_time",
-            "--save-result", "--save-detailed", "--result-dir", str(result.parent), "--result-filename", result.name,
-            "--disable-tqdm",
-        ],
-        check=True,
-        timeout=1500,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    imported.run(
+        CLIENT,
+        "--backend", backend, "--endpoint", endpoint, "--base-url", url, "--model", str(model),
+        "--dataset-name", "random", "--random-input-len", str(PROMPT), "--random-output-len", str(OUTPUT),
+        *load, "--seed", str(seed), "--ignore-eos", "--percentile-metrics", "ttft,tpot,itl,e2el,client_queue_time",
+        "--save-result", "--save-detailed", "--result-dir", str(result.parent), "--result-filename", result.name,
+        "--disable-tqdm",
     )  # fmt: skip
     loaded: dict[str, Any] = json.loads(result.read_text())
     return loaded
@@ -99,10 +93,10 @@ def counters(url: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_bench_serve_measures_the_simulated_server(
-    vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path, backend: str
+    vllm_imported: Imported, simulated: str, tiny_model: Path, tmp_path: Path, backend: str
 ) -> None:
     before = counters(simulated)
-    found = bench_serve(vllm_python, simulated, tiny_model, tmp_path / "result.json", backend=backend)
+    found = bench_serve(vllm_imported, simulated, tiny_model, tmp_path / "result.json", backend=backend)
     after = counters(simulated)
     assert found["completed"] == REQUESTS
     assert found["total_output_tokens"] == REQUESTS * OUTPUT
@@ -148,7 +142,7 @@ TRIES = 8
 @pytest.mark.quiet
 @pytest.mark.parametrize(("backend", "api"), [("openai", "completions"), ("openai-chat", "chat")])
 def test_below_saturation_bench_serve_and_ours_agree(
-    vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path, backend: str, api: str
+    vllm_imported: Imported, simulated: str, tiny_model: Path, tmp_path: Path, backend: str, api: str
 ) -> None:
     """Within 1 % of throughput and 2 ms of TTFT, of the same evenly spaced requests against the same server."""
     off: dict[str, float] = {}
@@ -156,7 +150,7 @@ def test_below_saturation_bench_serve_and_ours_agree(
         folder = tmp_path / str(attempt)
         folder.mkdir()
         theirs = bench_serve(
-            vllm_python, simulated, tiny_model, folder / "theirs.json", backend=backend, seed=attempt,
+            vllm_imported, simulated, tiny_model, folder / "theirs.json", backend=backend, seed=attempt,
             load=("--num-prompts", str(ARRIVALS), "--request-rate", str(RATE), "--burstiness", "inf"),
         )  # fmt: skip
         mine = ours(simulated, tiny_model, folder, api=api, load=("--rate", str(RATE), "--requests", str(ARRIVALS)))
@@ -210,19 +204,12 @@ print("RESULT" + json.dumps({
 
 
 def test_exported_figures_are_those_that_the_client_computes_from_the_same_requests(
-    vllm_python: str, simulated: str, tiny_model: Path, tmp_path: Path
+    vllm_imported: Imported, simulated: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     found = ours(simulated, tiny_model, tmp_path, api="completions", load=("--concurrency", "4", "--requests", "40"))
     (path,) = (tmp_path / "ours-completions").glob("bench-*.json")
-    said = subprocess.run(
-        [vllm_python, "-c", RECOMPUTE, str(path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-    )
-    computed = json.loads(said.stdout.rsplit("RESULT", 1)[1])
+    said = vllm_imported.run(RECOMPUTE, str(path))
+    computed = json.loads(said.rsplit("RESULT", 1)[1].splitlines()[0])
     assert len(computed) > 30
     for name, value in computed.items():
         assert found[name] == pytest.approx(value, rel=1e-9), name

@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loopback import kept_port
 
 NAME = "AUTOTUNE_TEST_POSTGRES_URL"
 """An empty database of the operator's, instead of one of our own."""
@@ -35,14 +35,6 @@ def account() -> str | None:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}
     return next(name for name in ("postgres", "nobody") if name in names)
-
-
-def kept_port() -> socket.socket:
-    """A port that nobody else is given while this socket is open, and that a server may listen on."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
-    return kept
 
 
 @pytest.fixture(scope="session")

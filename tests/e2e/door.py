@@ -9,14 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def kept_port() -> socket.socket:
-    """A port of the loopback that nobody else is given while this socket is open, and that a server may listen on."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind(("127.0.0.1", 0))
-    return kept
-
-
 class Door:
     """Lets every step pass, as long as `holds` does not say that it is to be held. It is asked again and again.
 

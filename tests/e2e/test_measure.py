@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from autotune_command import HANG_S, LLAMA, TRACE, Running, clean_environ, run, wait_for
-from door import Door, kept_port
+from door import Door
+from loopback import kept_port
 
 from autotune.errors import ExitCode
 from autotune.load.records_file import read_records

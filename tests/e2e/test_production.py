@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from autotune_command import LIGHT, LLAMA, TINY, Ended, clean_environ, run, wait_for
-from door import kept_port
+from loopback import kept_port
 
 from autotune.errors import ExitCode
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from autotune_command import wait_for
+from loopback import kept_port
 from served_command import STUDY, Service
-
-from autotune.engine.ports import free_port
 
 pytestmark = pytest.mark.skipif(
     shutil.which("prometheus") is None or shutil.which("promtool") is None,
@@ -57,7 +56,8 @@ class Prometheus:
             text = text.replace(there, here)
         self.file = folder / "prometheus.yml"
         self.file.write_text(text, encoding="utf-8")
-        address = f"127.0.0.1:{free_port()}"
+        self._kept = kept_port()
+        address = f"127.0.0.1:{self._kept.getsockname()[1]}"
         self.url = f"http://{address}/api/v1"
         command = ["prometheus", f"--config.file={self.file}", f"--storage.tsdb.path={folder / 'data'}"]
         with (folder / "log").open("wb") as log:
@@ -82,6 +82,7 @@ class Prometheus:
         return {one["metric"].get(label, ""): float(one["value"][1]) for one in found}
 
     def end(self) -> None:
+        self._kept.close()
         self.process.terminate()
         try:
             self.process.wait(END_S)

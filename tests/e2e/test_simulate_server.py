@@ -19,7 +19,8 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from door import Door, kept_port
+from door import Door
+from loopback import kept_port
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 COMMAND = (sys.executable, "-m", "autotune.simulator.server")

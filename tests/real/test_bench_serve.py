@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from imported import Imported
+from loopback import kept_port
 
 pytestmark = pytest.mark.real
 
@@ -59,9 +59,8 @@ def bench_serve(
 @pytest.fixture
 def simulated(tiny_model: Path, tmp_path: Path) -> Iterator[str]:
     """A simulated server of the tiny model; its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    kept = kept_port()
+    port = kept.getsockname()[1]
     log = tmp_path / "server.log"
     command = [sys.executable, "-m", "autotune.simulator.server", "serve", str(tiny_model), "--load-format", "dummy"]
     with log.open("wb") as out:
@@ -81,6 +80,7 @@ def simulated(tiny_model: Path, tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(120)
+        kept.close()
 
 
 def counters(url: str) -> dict[str, float]:

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
+from loopback import kept_port
 from tiny_model import MAX_POSITIONS, VOCABULARY, make_tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -80,9 +80,8 @@ def give_bpe_tokenizer(folder: Path) -> Path:
 @contextmanager
 def served(python: str, model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
     """A real server's URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    kept = kept_port()
+    port = kept.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *FLAGS, *flags]
     with log.open("wb") as out:
@@ -103,6 +102,7 @@ def served(python: str, model: Path, log: Path, *flags: str, **variables: str) -
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(300)
+        kept.close()
 
 
 @pytest.fixture(scope="module")

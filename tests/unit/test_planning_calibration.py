@@ -154,6 +154,7 @@ def error(plan: StudyPlan, trials: Sequence[Trial], load: LoadPlan, coefficients
     return sum(abs(e - math.log(t.value)) for e, t in zip(expected, truths, strict=True) if t) / len(truths)
 
 
+@pytest.mark.no_cover
 def test_the_second_study_on_a_node_begins_closer_to_the_truth(first: First) -> None:
     folder, plan, trials, load, notes = first
     assert all(trial.measured for trial in trials)

@@ -222,6 +222,7 @@ def test_both_ways_find_the_same_front_and_send_the_same_prompts(serial: Ended, 
     assert {trial.config: salt_of(beside.trials, trial) for trial in counted} == salts
 
 
+@pytest.mark.no_cover
 def test_repeats_come_on_top_of_the_first_measurement_alone(tmp_path: Path) -> None:
     ended = finished(tmp_path, speeds, repeats=1)
     chosen = pick(ended.trials)
@@ -419,6 +420,7 @@ class Deaf:
     def level(self, level: LoadLevel) -> None: ...
 
 
+@pytest.mark.no_cover
 def test_eight_gpus_finish_a_list_of_one_gpu_configs_six_times_sooner_with_the_same_front(tmp_path: Path) -> None:
     """In virtual time; `python -m benchmarks.parallel` measures whole studies with their store."""
     plan = plan_for(tmp_path, node="8xH200-141GB")

@@ -84,6 +84,7 @@ def test_the_restricted_mean_is_the_mean_of_what_was_cut(times: list[int]) -> No
     assert restricted_mean(cut, 150) == pytest.approx(sum(min(one, 150) for one in times) / len(times))
 
 
+@pytest.mark.no_cover
 def test_ratios_hold_the_truth_and_are_drawn_within_strata() -> None:
     rng = np.random.default_rng(0)
     a = [Watched(time=one, reached=True, stratum=n % 2) for n, one in enumerate(rng.exponential(10, 60) + 1)]

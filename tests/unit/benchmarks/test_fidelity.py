@@ -96,6 +96,7 @@ def test_the_report_is_json_and_a_table_and_names_every_goal(report: dict[str, A
     assert {goal["met"] for goal in verdicts(report)} <= {True, False, None}
 
 
+@pytest.mark.no_cover
 def test_rows_of_one_gpu_alone_have_no_part_for_several(rows: list[Row]) -> None:
     found = judge([row for row in rows if row.recorded.name in ("plain", "few")], seeds=1)
     assert found["multi_gpu"] is None

@@ -20,6 +20,7 @@ def test_a_parser_refuses_or_reads(target: Target) -> None:
         target.parse(sample, ())
 
 
+@pytest.mark.no_cover
 def test_what_a_parser_should_not_do_is_found() -> None:
     def bad(data: bytes, _cuts: object) -> None:
         if b"$(id)" in data:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.sampler import measured
 
 
+@pytest.mark.no_cover
 def test_every_part_is_timed():
     found = measured(trials=8, repeats=1)
     assert found["configs"] == 20_000

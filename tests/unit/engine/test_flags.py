@@ -122,6 +122,7 @@ values = (
 )
 
 
+@pytest.mark.no_cover
 @given(st.dictionaries(names, values, max_size=6))
 def test_round_trip(params: dict[str, bool | int | float | str]) -> None:
     config = Config.of(params)

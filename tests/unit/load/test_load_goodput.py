@@ -76,6 +76,7 @@ def search(server: Server, budget: Budget, first_rps: float | None = None) -> tu
     return goodput_of(seen, step, SLO, 100.0), seen
 
 
+@pytest.mark.no_cover
 def test_the_true_rate_is_found_within_eight_percent_in_few_levels() -> None:
     found = [(server, *search(server, Budget.of(20.0))) for server in map(Server, range(150))]
     errors = sorted(abs(g.rate_rps.value / s.true_rps - 1) for s, g, _ in found if g.rate_rps and not g.is_open)

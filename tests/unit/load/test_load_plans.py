@@ -140,6 +140,7 @@ def test_reachable_share_of_a_conversation() -> None:
     assert share == pytest.approx((19 + 69 + 119 + 169) / 600, rel=0.02)
 
 
+@pytest.mark.no_cover
 @settings(deadline=None)
 @given(
     st.integers(1, 12),
@@ -219,6 +220,7 @@ def test_recorded_arrivals_keep_their_bursts() -> None:
     assert burstiness([*trace_schedule(3.0, times), 2.0]) == pytest.approx(burstiness(times))
 
 
+@pytest.mark.no_cover
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.floats(0, 100)), min_size=2, max_size=30),

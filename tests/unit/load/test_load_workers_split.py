@@ -33,6 +33,7 @@ def plans(draw: st.DrawFn) -> list[PlannedRequest]:
     return made
 
 
+@pytest.mark.no_cover
 @given(plans(), st.integers(1, 40), st.integers(1, 6), st.sampled_from([Arrivals.CLOSED, Arrivals.POISSON]))
 def test_every_request_and_slot_goes_to_one_worker(
     requests: list[PlannedRequest], in_flight: int, workers: int, arrivals: Arrivals

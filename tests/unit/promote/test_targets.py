@@ -113,6 +113,7 @@ def test_bash_runs_docker_with_the_exact_command(text: str) -> None:
     assert "s3cret" not in " ".join(got)
 
 
+@pytest.mark.no_cover
 @SLOW
 @given(TEXTS)
 @example(NASTY)

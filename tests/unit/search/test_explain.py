@@ -260,6 +260,7 @@ def test_layout_flags_are_one_knob() -> None:
     assert found["max-num-seqs"].dependent == {3}
 
 
+@pytest.mark.no_cover
 def test_a_node_with_cliffs_and_failures_is_explained_without_wrong_signs() -> None:
     wrong, real = 0, 0
     for seed in range(2):

@@ -179,6 +179,7 @@ def test_the_clock_is_set_by_what_the_baseline_was_seen_to_do():
     assert PRIOR.paced(Config.of({"max-num-seqs": "x"}), capacity) is PRIOR
 
 
+@pytest.mark.no_cover
 def test_the_event_simulator_runs_by_the_same_clock():
     slow = replace(PRIOR, pace=2.0)
     half = replace(LOAD, rate_rps_per_gpu=10.0)

@@ -351,6 +351,7 @@ def test_ties_and_optimism_in_studies_of_known_truth() -> None:
     assert held / rounds > 0.85
 
 
+@pytest.mark.no_cover
 def test_any_two_equal_configs_are_tied_as_often_as_two_intervals_hold() -> None:
     rng = random.Random(12)
     tied = 0
@@ -362,6 +363,7 @@ def test_any_two_equal_configs_are_tied_as_often_as_two_intervals_hold() -> None
     assert tied / 400 == pytest.approx(0.95**2, abs=0.04)
 
 
+@pytest.mark.no_cover
 def test_launches_again_find_the_right_pick_and_few_sure_members_are_false() -> None:
     rng = random.Random(1)
     truths = [

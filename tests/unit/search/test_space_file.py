@@ -342,6 +342,7 @@ def test_equal_keys_are_told_apart_when_counting() -> None:
     assert made.size == 1 + 3 == sum(1 for _ in made)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150)
 @given(st.data())
 def test_counting_and_listing_against_a_slow_oracle(data: st.DataObject) -> None:
@@ -367,6 +368,7 @@ def test_counting_and_listing_against_a_slow_oracle(data: st.DataObject) -> None
     assert made.size == len(expected)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=200)
 @given(
     st.recursive(

@@ -185,6 +185,7 @@ def keys_of(serial: int, prompt: int, prefix: int) -> list[int]:
     return own if prefix == 0 else [prefix * 100_000 + i if i < 2 else k for i, k in enumerate(own)]
 
 
+@pytest.mark.no_cover
 @given(case=cases())
 @settings(max_examples=300, deadline=None)
 def test_equals_the_scheduler_without_shortcuts_and_keeps_the_invariants(case: Case) -> None:

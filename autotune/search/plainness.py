@@ -119,13 +119,12 @@ class Ties:
 
     def means(self, point: Point) -> _Means:
         """Of both logarithms, with their variances. Kept: a pick is held against every config of a study."""
-        if point.numbers not in self._known:
-            launches = [self.figures[number] for number in point.numbers]
-            self._known[point.numbers] = (
-                log_mean([pair[0] for pair in launches], self.noise.throughput_sd),
-                log_mean([pair[1] for pair in launches], self.noise.ttft_sd),
-            )
-        return self._known[point.numbers]
+        known = self._known.get(point.numbers)
+        if known is None:
+            throughput, ttft = zip(*(self.figures[number] for number in point.numbers), strict=True)
+            known = log_mean(throughput, self.noise.throughput_sd), log_mean(ttft, self.noise.ttft_sd)
+            self._known[point.numbers] = known
+        return known
 
 
 class Worth(dict[int, Plainness]):

@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 NARROWEST = 0.5
 """Standard deviation of the mixture's parts, in those of the noise: no two configs are taken for exactly the same."""
 
-ROWS_AT_ONCE = 256
-"""Values looked at together: more do not fit a processor's cache."""
+NEIGHBOURS = 256
+"""Values whose parts of the mixture are looked for together."""
+
+ROWS_AT_ONCE = 128
+"""Values worked out together: for more, memory is had anew from the system each time, and does not fit a cache."""
 
 NEAR = 8.0
 """Of many values, parts of the mixture that are further from one than its own part by so many standard deviations are
@@ -83,12 +86,13 @@ def shrunken(values: Sequence[float], variances: Sequence[float], *, large: int 
     shared = shared / shared.sum(axis=1, keepdims=True)
     rows_of = np.argsort(y[:, 0]) if many else np.arange(len(y))  # neighbours together have the fewest parts near them
     means, sds = np.empty(len(y)), np.empty(len(y))
-    for first in range(0, len(y), ROWS_AT_ONCE):
-        rows = rows_of[first : first + ROWS_AT_ONCE]
-        near = _near(y[rows], v[rows], part, centres, seen_y) if many else slice(None)
-        means[rows], sds[rows] = _posterior(
-            y[rows], v[rows], part, (centres[near], weights[near]), (shared[:, near], held)
-        )
+    for first in range(0, len(y), NEIGHBOURS):
+        together = rows_of[first : first + NEIGHBOURS]
+        near = _near(y[together], v[together], part, centres, seen_y) if many else slice(None)
+        mixture, seen = (centres[near], weights[near]), (shared[:, near], held)
+        for start in range(0, len(together), ROWS_AT_ONCE):
+            rows = together[start : start + ROWS_AT_ONCE]
+            means[rows], sds[rows] = _posterior(y[rows], v[rows], part, mixture, seen)
     return tuple(Shrunken(mean=mean, sd=sd) for mean, sd in zip(means.tolist(), sds.tolist(), strict=True))
 
 

@@ -154,8 +154,9 @@ class Choice:
 def choice_of(
     found: Sequence[Point], trials: Sequence[Trial], base: Point | None, rule: PickRule, slo: Slo | None
 ) -> Choice | None:
-    """How the pick is chosen among `found`; None when nothing qualifies."""
-    found = [point for point, kept in zip(found, answers_kept(found, trials), strict=True) if kept]
+    """How the pick is chosen among `found`, which are the `points` of `trials`; None when nothing qualifies."""
+    kept = answers_kept(found, trials)
+    found = [point for point, keeps in zip(found, kept, strict=True) if keeps]
     if not found:
         return None
     if slo is not None and found[0].goodput_rps_per_gpu is not None:
@@ -164,7 +165,8 @@ def choice_of(
         return Choice(best, found, _fastest, base, PickRule.THROUGHPUT, f"the highest goodput within {slo}")
     if slo is not None:
         return _choice_slo(found, trials, base, slo)
-    on_front = [found[index] for index in front([point.values for point in found])]
+    places = front_places(trials) if all(kept) else front([point.values for point in found])
+    on_front = [found[index] for index in places]
     match rule:
         case PickRule.THROUGHPUT:
             return Choice(min(on_front, key=_fastest), found, _fastest, base, rule, "the highest throughput")

@@ -10,7 +10,7 @@ import gc
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,7 +42,7 @@ from autotune.records import (
     TrialResult,
 )
 from autotune.store.codec import UndecodableRecord, decode, decode_value
-from autotune.store.tables import AttemptRow, MeasurementRow, PromotionRow, StudyRow, TrialRow
+from autotune.store.tables import AttemptRow, MeasurementRow, TrialRow
 
 Made = TypeVar("Made")
 
@@ -57,58 +57,6 @@ _ARRIVALS = {one.value: one for one in Arrivals}
 
 _LEVEL_FIELDS = frozenset(field.name for field in fields(LoadLevel))
 _CAVEAT_FIELDS = frozenset(field.name for field in fields(Caveat))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """By what it is seen, at little cost, that a study has changed: phases of a running trial are not among it.
-
-    Attributes:
-        trials, finished: how many there are, and how many of them have ended.
-        attempts: the latest one's row; 0 where there is none.
-        promotions: of all studies, as what runs today is shown beside every front.
-    """
-
-    state: str
-    target: int
-    trials: int
-    finished: int
-    attempts: int
-    promotions: int
-
-    @property
-    def revision(self) -> str:
-        """A short text that no two states of a study share."""
-        counts = (self.trials, self.finished, self.attempts, self.target, self.promotions)
-        return f"{self.state}-{'.'.join(map(str, counts))}"
-
-
-def read_pulses(session: Session) -> dict[str, Pulse]:
-    """Of every study, by its name."""
-    promotions = session.scalar(select(func.count()).select_from(PromotionRow)) or 0
-    counted = (
-        select(
-            StudyRow.name, StudyRow.state, StudyRow.target_trials, func.count(TrialRow.id), func.count(TrialRow.outcome)
-        )
-        .outerjoin(TrialRow, TrialRow.study_id == StudyRow.id)
-        .group_by(StudyRow.id, StudyRow.name, StudyRow.state, StudyRow.target_trials)
-    )
-    open_trials = select(TrialRow.id, StudyRow.name).join(StudyRow).where(TrialRow.outcome.is_(None)).subquery()
-    latest = select(open_trials.c.name, func.max(AttemptRow.id)).join(
-        AttemptRow, AttemptRow.trial_id == open_trials.c.id
-    )
-    attempts = {name: row for name, row in session.execute(latest.group_by(open_trials.c.name))}  # noqa: C416 - typed so
-    return {
-        name: Pulse(
-            state=state,
-            target=target,
-            trials=trials,
-            finished=finished,
-            attempts=attempts.get(name, 0),
-            promotions=promotions,
-        )
-        for name, state, target, trials, finished in session.execute(counted)
-    }
 
 
 def read_outlines(

@@ -13,7 +13,8 @@ from autotune.store import rows
 from autotune.store.connection import BUSY_TIMEOUT_S, Location
 from autotune.store.database import Database
 from autotune.store.listing import Tally, read_tallies
-from autotune.store.outlines import Pulse, read_outlines, read_pulses
+from autotune.store.outlines import read_outlines
+from autotune.store.pulses import Pulse, read_pulses
 from autotune.store.study_record import AttemptRecord, AttemptState
 from autotune.store.tables import AttemptRow, StudyRow, TrialRow
 

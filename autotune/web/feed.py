@@ -23,8 +23,8 @@ from autotune.report.studies import StudyRow
 from autotune.review.listing import study_row
 from autotune.search.objective import own_figures
 from autotune.store.listing import Tally
-from autotune.store.outlines import Pulse
 from autotune.store.places import Places
+from autotune.store.pulses import Pulse
 from autotune.store.repository import Store
 from autotune.web.reader import NoDatabase, Reader
 

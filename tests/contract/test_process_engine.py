@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.engine import sampling
+from autotune.engine import process_server, sampling
 from autotune.engine.base import LaunchFailed, LaunchPlan, Milestone, ServerDied, ServerIdentity
 from autotune.engine.command import parse_command
 from autotune.engine.gpu_memory import GpuGuard
@@ -410,6 +410,34 @@ async def test_death_in_mid_stream_ends_the_level_at_once(bench: Bench) -> None:
     assert caught.value.failure.kind is FailureClass.CRASH
     assert len(caught.value.records) == 4
     assert all(record.error is not None for record in caught.value.records)
+    await server.stop()
+
+
+async def test_the_status_of_a_dead_server_is_waited_for_though_its_keeper_is_late(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_server, "EXIT_FOLLOWS_S", 0.01)
+    server = await bench.launch("--fake-stall-stream")
+    made, planned = level()
+    driving = asyncio.create_task(server.drive(made, planned, deadline_s=10 * HANG_S))
+    await asked(server, len(planned))
+    keeper, identity, waits = server._running.keeper, bench.identities[-1], 0
+    wait_exit = keeper.wait_exit
+
+    async def waited() -> int | None:
+        nonlocal waits
+        waits += 1
+        if waits == 2:  # the first wait is over, in which the keeper could tell nothing
+            os.kill(identity.pid, signal.SIGCONT)
+        return await wait_exit()
+
+    monkeypatch.setattr(keeper, "wait_exit", waited)
+    assert identity.pgid is not None
+    os.kill(identity.pid, signal.SIGSTOP)
+    os.kill(identity.pgid, signal.SIGKILL)
+    with pytest.raises(ServerDied) as caught:
+        await asyncio.wait_for(driving, HANG_S)
+    assert (waits, caught.value.failure.exit_status) == (2, -signal.SIGKILL)
     await server.stop()
 
 

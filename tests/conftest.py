@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,6 +48,19 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     covering = session.config.pluginmanager.getplugin("_cov")
     if hasattr(session.config, "workerinput") and covering and covering.cov_controller:
         covering.cov_controller.cov.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """`no_cover` leaves the fixtures that a test is the first to need out as well."""
+    covering = item.config.pluginmanager.getplugin("_cov")
+    if item.get_closest_marker("no_cover") is None or not covering or not covering.cov_controller:
+        return (yield)
+    covering.cov_controller.pause()
+    try:
+        return (yield)
+    finally:
+        covering.cov_controller.resume()
 
 
 def _carrying(marker: str) -> list[int]:

@@ -65,6 +65,7 @@ def test_each_row_is_on_as_many_gpus_as_its_flags_ask_for(rows: list[Row]) -> No
     assert gpus == {"plain": 1, "few": 1, "eager": 1, "slow": 1, "tp": 2, "pp": 2, "dp": 2}
 
 
+@pytest.mark.no_cover
 def test_calibration_on_three_of_its_own_choosing_helps_on_the_fourth(report: dict[str, Any]) -> None:
     after, same = report["after"], report["before_on_rows_of_after"]
     assert len(after["calibrated_on"]) == 3

@@ -153,7 +153,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    "case",
+    # The first one compiles, unless that is kept: a quarter of a minute, and half of one where it is traced.
+    [pytest.param(case, marks=pytest.mark.no_cover if case == Case() else ()) for case in CASES.values()],
+    ids=CASES.keys(),
+)
 def test_every_setting(case: Case) -> None:
     levels = (closed(), closed(conversations=True, seed=4), open_loop(), closed())
     agreed = both(case, levels)

@@ -44,19 +44,22 @@ def probabilities(
     on_front: frozenset[int],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Of each config, to be on the front and to be picked. Only those within reach of either are drawn."""
-    reach = _within_reach(expected) if slo is None else _or_pickable(_within_reach(expected), found, trials, slo)
+    answering = np.array(answers_kept(found, trials))
+    reach = _within_reach(expected, answering)
+    if slo is not None:
+        reach = _or_pickable(reach, found, answering, trials, slo)
     drawn = np.array([k for k, point in enumerate(found) if reach[k] or k in on_front or point.number == 0])
     some = [found[k] for k in drawn]
     beliefs = [_belief([axis[k] for k in drawn]) for axis in expected]
-    kept = np.array(answers_kept(some, trials))
+    kept = answering[drawn]
     picks = _picker(some, kept, trials, rule, slo)
     base = np.array([point.number == 0 for point in some])
     everyone = np.arange(len(some))
     chances, picked = np.zeros(len(found)), np.zeros(len(found))
     for normals in _normals(some):
         # What a config that may be picked beats in each of these draws is on no front and never picked. The baseline
-        # beats nothing here: whether others are as good as it decides what is picked.
-        near = np.flatnonzero(_unbeaten(*_spans(normals, beliefs), kept & ~base) | base)
+        # stays, as others are held against it.
+        near = np.flatnonzero(_unbeaten(*_spans(normals, beliefs), kept) | base)
         figures = _figures(normals, beliefs, near)
         chances[drawn[near]] += _front_draws(*figures).sum(axis=0)
         if slo is not None:  # met by a config that is beaten by others that miss it
@@ -77,10 +80,13 @@ _FALLBACKS = 50
 """Configs that meet an SLO and that may be picked in a draw where better ones miss it."""
 
 
-def _within_reach(expected: Sequence[Sequence[Shrunken]]) -> NDArray[np.bool_]:
-    """Which configs no other one beats in both figures by so much that no draw would show it otherwise."""
+def _within_reach(expected: Sequence[Sequence[Shrunken]], rivals: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which configs no rival beats in both figures by so much that no draw would show it otherwise.
+
+    A config that lost its answers should be no rival: what it beats may still be picked, and it never is.
+    """
     throughput, ttft = ((means - _REACH * sds, means + _REACH * sds) for means, sds in map(_belief, expected))
-    return _unbeaten(throughput, ttft, np.ones(len(throughput[0]), dtype=bool))
+    return _unbeaten(throughput, ttft, rivals)
 
 
 def _unbeaten(throughput: _Span, ttft: _Span, rivals: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -95,14 +101,14 @@ def _unbeaten(throughput: _Span, ttft: _Span, rivals: NDArray[np.bool_]) -> NDAr
 
 
 def _or_pickable(
-    reach: NDArray[np.bool_], found: Sequence[Point], trials: Sequence[Trial], slo: Slo
+    reach: NDArray[np.bool_], found: Sequence[Point], kept: NDArray[np.bool_], trials: Sequence[Trial], slo: Slo
 ) -> NDArray[np.bool_]:
     """A limit may be met by a config that others beat: all with at least the throughput of some that surely meet it."""
     throughput = np.array([point.values[0] for point in found])
     meeting = [
         point.values[0]
-        for point in found
-        if all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
+        for point, keeps in zip(found, kept, strict=True)
+        if keeps and all(limit.is_surely_met(limited(point, trials, limit)) for limit in slo.limits)
     ]
     floor = sorted(meeting)[-_FALLBACKS] if len(meeting) > _FALLBACKS else -math.inf
     pickable: NDArray[np.bool_] = reach | (throughput >= floor)
@@ -222,7 +228,7 @@ def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Calla
 
 
 def _balances(throughput: Axis, ttft: Axis, columns: Columns, base: int, measured: Point) -> Axis:
-    """The hypervolume of each config alone, among those no worse than the baseline where there are others."""
+    """The hypervolume of each config alone, among those no worse than the baseline where others of the front are."""
     at = np.flatnonzero(columns == base)
     base_throughput, base_ttft = throughput[:, at], ttft[:, at]
     more = throughput - base_throughput - math.log(REFERENCE_THROUGHPUT_SHARE)
@@ -231,7 +237,9 @@ def _balances(throughput: Axis, ttft: Axis, columns: Columns, base: int, measure
     floor = base_throughput + _ratio(measured.tok_s_per_gpu.low, measured.tok_s_per_gpu)
     ceiling = base_ttft + _ratio(measured.ttft_p95_s.high, measured.ttft_p95_s)
     no_worse = (throughput >= floor) & (ttft <= ceiling)
-    has_others = no_worse.sum(axis=1, keepdims=True) > 1  # the baseline is no worse than itself
+    # What the baseline beats, though by no more than its interval, is on no front; of the rest one always is.
+    others = no_worse & (columns != base) & ((throughput >= base_throughput) | (ttft <= base_ttft))
+    has_others = others.any(axis=1, keepdims=True)
     return np.where(no_worse | ~has_others, alone, -np.inf)
 
 

@@ -414,7 +414,8 @@ def test_configs_out_of_reach_change_nothing(slo: Slo | None, monkeypatch: pytes
     few = assess(trials, pick(trials, slo=slo), slo=slo)
     drawn = sum(
         draws._within_reach(
-            [[belief(s.tok_s_per_gpu) for s in few.standings], [belief(s.ttft_p95_s) for s in few.standings]]
+            [[belief(s.tok_s_per_gpu) for s in few.standings], [belief(s.ttft_p95_s) for s in few.standings]],
+            np.ones(len(trials), dtype=bool),
         )
     )
     assert drawn < 30
@@ -433,10 +434,7 @@ def test_configs_beaten_in_all_of_some_draws_change_nothing(
     truths = [(1400.0, 0.15), *((rng.uniform(500, 1500), rng.uniform(0.1, 1.0)) for _ in range(60))]
     trials = [measured(number, *noisy(truth, rng), config(number)) for number, truth in enumerate(truths)]
     for number in sorted(range(1, len(truths)), key=lambda number: truths[number][1] / truths[number][0])[:2]:
-        result = trials[number].result
-        assert result is not None
-        lost = Quality(state=QualityState.LOST, why="answers differ", reference=None)
-        trials[number] = replace(trials[number], result=replace(result, quality=lost))
+        trials[number] = without_answers(trials[number])
     study = tuple(trials[baseline:])
     few = assess(study, pick(study, rule=rule, slo=slo), rule=rule, slo=slo)
     kept: list[int] = []
@@ -450,6 +448,37 @@ def test_configs_beaten_in_all_of_some_draws_change_nothing(
     monkeypatch.setattr(draws, "_unbeaten", everyone)
     assert assess(study, pick(study, rule=rule, slo=slo), rule=rule, slo=slo) == few
     assert min(kept[1:]) < kept[0] < len(study)
+
+
+@pytest.mark.parametrize("slo", [None, Slo.of(ttft_p95=0.3)])
+@pytest.mark.parametrize("rule", PickRule)
+def test_a_pick_far_behind_a_config_that_lost_its_answers_is_sure(rule: PickRule, slo: Slo | None) -> None:
+    trials = (
+        measured(0, 1000.0, 0.5, config(0)),
+        measured(1, 1300.0, 0.1, config(1)),
+        without_answers(measured(2, 3000.0, 0.002, config(2))),
+    )
+    chosen = pick(trials, rule=rule, slo=slo)
+    assert chosen is not None
+    standings = assess(trials, chosen, rule=rule, slo=slo).standings
+    assert chosen.number == 1
+    assert [one.pick_probability > 0.95 for one in standings] == [False, True, False]
+    assert [one.front_probability > 0.95 for one in standings] == [False, False, True]
+
+
+def test_what_the_baseline_beats_within_its_interval_is_no_other_choice() -> None:
+    figures = (((800.0, 1000.0, 1200.0), (0.15, 0.2, 0.32)), (850.0, 0.3), (8000.0, 0.45))
+    trials = [measured(number, *both, config(number % 3)) for number, both in enumerate(figures * 3)]
+    chosen = pick(trials)
+    assert chosen is not None
+    assert chosen.number == 2
+    assert assess(trials, chosen).standings[2].pick_probability > 0.9
+
+
+def without_answers(trial: Trial) -> Trial:
+    assert trial.result is not None
+    lost = Quality(state=QualityState.LOST, why="answers differ", reference=None)
+    return replace(trial, result=replace(trial.result, quality=lost))
 
 
 def test_without_a_baseline_a_config_that_beats_all_others_is_picked() -> None:

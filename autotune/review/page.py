@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, InvalidOption, StorageError
 from autotune.load.records_file import level_path, read_ttft
-from autotune.records import LevelRole, LoadPlan, Trial
+from autotune.records import LevelRole, LoadPlan, Origin, Trial
 from autotune.report.page import (
     Control,
     Facts,
@@ -111,8 +111,13 @@ def control_of(store: Store, study: StudyRecord) -> Control | None:
     """The latest random search of the same question in this database; None where there is none, or it is itself one."""
     if study.spec.get("sampler") == RANDOM:
         return None
-    found = [one for one in store.studies() if _is_control(one, study)]
-    return Control(name=found[-1].name, trials=store.outlines(found[-1].name, phases=True)) if found else None
+    for one in reversed(store.studies()):
+        if _is_control(one, study):
+            trials = store.outlines(one.name, phases=True)
+            # The guide's configs come before a sampler is asked: a short study ends before anything was drawn.
+            if any(trial.origin is Origin.SAMPLER for trial in trials):
+                return Control(name=one.name, trials=trials)
+    return None
 
 
 def _is_control(one: StudyRecord, study: StudyRecord) -> bool:

@@ -23,16 +23,18 @@ def test_the_control_is_the_latest_random_search_of_the_same_question(tmp_path: 
             ("elsewhere", {"spec": by_chance, "identity": other}),
             ("tpe", {"spec": {"sampler": "tpe"}}),
             ("on-a-server", {"spec": by_chance, "simulated": False}),
+            ("nothing-drawn", {"spec": by_chance}),
         ):
             store.create_or_resume_study(samples.spec(name, **changes))
             samples.add_trial(store, 0, samples.measured(1000.0, 0.2), study=name)
+            if name != "nothing-drawn":
+                samples.add_trial(store, 1, samples.measured(900.0, 0.3), study=name)
         found = control_of(store, store.study("own"))
         assert found is not None
         assert found.name == "random-2"
-        assert [trial.number for trial in found.trials] == [0]
+        assert [trial.number for trial in found.trials] == [0, 1]
         assert control_of(store, store.study("random-1")) is None
         part = page_part(Part.FRONT, store, store.study("own"), Places(root=tmp_path))
         assert part["growth"]["control"]["name"] == "random-2"
-        # Launching and measuring of the one trial, which outlines keep.
-        (step,) = part["growth"]["control"]["steps"]
-        assert step == pytest.approx([0, 1.0, 160.5])
+        # Launching and measuring of the first trial, which outlines keep.
+        assert part["growth"]["control"]["steps"][0] == pytest.approx([0, 1.0, 160.5])

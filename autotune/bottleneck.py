@@ -31,7 +31,7 @@ from autotune.records import (
     Trial,
 )
 from autotune.simulator.coefficients import Coefficients
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 STEADY_PREEMPTION_SHARE = 0.05
 """Preemptions per completed request from which they are a storm; a few are fine (G37)."""
@@ -343,7 +343,7 @@ def _roofline(e: _Evidence) -> Iterator[Verdict]:
             strength=min(0.7, prefill),
             text="Prefill is the limit: the matrix units spend most of their time on prompts.",
             evidence=(
-                f"{prompt_tok_s:,.0f} prompt tokens/s keep {s.gpus} GPU{'s' if s.gpus > 1 else ''} busy for about "
+                f"{prompt_tok_s:,.0f} prompt tokens/s keep {plural(s.gpus, 'GPU')} busy for about "
                 f"{min(1.0, prefill):.0%} of the time",
                 *_busy_words(e),
             ),

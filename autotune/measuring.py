@@ -43,6 +43,7 @@ from autotune.records import (
 )
 from autotune.report.bench_serve_json import bench_serve_document, bench_serve_path, write_bench_serve
 from autotune.report.measured import MeasuredServer
+from autotune.units import plural
 
 WARMUP_S = 120.0
 
@@ -310,8 +311,8 @@ def _announcement(order: MeasureOrder, base: str, server: FoundServer) -> str:
     total = sum(level.most_requests or level.requests for level in levels)
     where = "" if is_this_machine(base) else ", which is not this machine"
     return (
-        f"sending up to {total:,} requests of workload {order.workload.name} in {len(levels)} "
-        f"{'level' if len(levels) == 1 else 'levels'}, and a warm-up, to {base} ({server.model}){where}"
+        f"sending up to {total:,} requests of workload {order.workload.name} in "
+        f"{plural(len(levels), 'level')}, and a warm-up, to {base} ({server.model}){where}"
     )
 
 

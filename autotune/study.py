@@ -39,6 +39,7 @@ from autotune.store.study_record import StudyRecord, StudyState
 from autotune.study_attempts import Attempts, StudyObserver
 from autotune.study_parallel import SHARED, Choice, ParallelSearch, Place
 from autotune.time_limit import launch_s
+from autotune.units import plural
 
 _SHORT = {Ending.TIME: "time", Ending.GPU_HOURS: "GPU hours"}
 _TOLD = {
@@ -135,7 +136,7 @@ class StudyRun:
             told = _TOLD.get(self.ending) or (
                 f"no config left is expected to enlarge the front's hypervolume by more than {self.gain_left:.2%}"
             )
-            self.observer.note(f"{told}: {self._counted()} of {self.study.target_trials} trials")
+            self.observer.note(f"{told}: {self._counted()} of {plural(self.study.target_trials, 'trial')}")
 
     def _is_shared(self) -> bool:
         """Whether trials may run beside each other now: the baseline, which finds the load, is measured alone."""

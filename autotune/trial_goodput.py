@@ -20,6 +20,7 @@ from autotune.records import (
     Measurement,
     Slo,
 )
+from autotune.units import plural
 
 STRETCH = 3
 """On slow nodes the requests that an interval needs take long to come: so many usual lengths are waited for them."""
@@ -117,8 +118,8 @@ def goodput_caveats(found: Goodput) -> tuple[Caveat, ...]:
     return (
         Caveat(
             code="goodput_uncertain",
-            text=f"the goodput is known to {rate.low:.3g}-{rate.high:.3g} requests/s after {found.levels} levels and "
-            f"{found.seconds:.0f} s, when the search's {found.end} were spent",
+            text=f"the goodput is known to {rate.low:.3g}-{rate.high:.3g} requests/s after "
+            f"{plural(found.levels, 'level')} and {found.seconds:.0f} s, when the search's {found.end} were spent",
             remedy="Repeat the trial, or lengthen the workload's levels (`level_s`).",
         ),
     )

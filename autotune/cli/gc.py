@@ -380,8 +380,8 @@ def _closing_lines(plan: RetentionPlan, done: Done | None) -> Iterator[str]:
     if not total:
         yield "Nothing to delete."
     elif done is None:
-        yield f"{total} files, {format_bytes(plan.size_bytes)}. Nothing was deleted; --yes deletes."
+        yield f"{plural(total, 'file')}, {format_bytes(plan.size_bytes)}. Nothing was deleted; --yes deletes."
     else:
-        yield f"Deleted {len(done.deleted)} of {total} files, {format_bytes(done.size_bytes)}."
+        yield f"Deleted {len(done.deleted)} of {plural(total, 'file')}, {format_bytes(done.size_bytes)}."
         for name in done.busy:
             yield f"Study {name} is running meanwhile; its files were left alone."

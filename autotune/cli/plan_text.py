@@ -17,7 +17,7 @@ from autotune.report.wording import MISSING, printable
 from autotune.search.parameter import Conditions, Parameter
 from autotune.search.rules_memory import MEMORY_TOLERANCE_SHARE
 from autotune.session import Target
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 SCHEMA = 1
 MOST_LAYOUTS = 12
@@ -36,7 +36,7 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
         f"  engine     {engine}",
         f"  workload   {plan.workload.name}: prompts about {plan.traffic.prompt_mean or 0:.0f} tokens, "
         f"outputs about {plan.traffic.output_mean or 0:.0f}",
-        f"  space      {plan.space.name}: {plan.space.size} configs, {len(plan.feasible)} may start here",
+        f"  space      {plan.space.name}: {plural(plan.space.size, 'config')}, {len(plan.feasible)} may start here",
     ]
     lines += [f"             {count} ruled out - {reason}" for reason, count in plan.refused[:5]]
     fixed = _flags(Config.of({**dict(plan.fixed), **dict(plan.extra)}))
@@ -44,14 +44,14 @@ def plan_lines(plan: StudyPlan, target: Target) -> tuple[str, ...]:
         lines.append(f"  fixed      {fixed}")
     lines.append(f"  baseline   vLLM's defaults{': ' + _flags(plan.baseline) if plan.baseline.params else ''}")
     lines += [f"             because {change}" for change in plan.baseline_changes]
-    wanted = f"+{target.trials}" if target.more else str(target.trials or recipe.trials)
+    wanted = ("+" if target.more else "") + plural(target.trials or recipe.trials, "trial")
     repeats = f", then baseline and pick again {recipe.repeats}x" if recipe.repeats else ""
     limit = "" if recipe.max_time_s is None else f", at most {format_seconds(recipe.max_time_s)}"
     if recipe.max_gpu_s is not None:
         limit += f", at most {recipe.max_gpu_s / 3600:g} GPU hours"
     if recipe.min_gain is not None:
         limit += f", while a gain of {recipe.min_gain:.3g} is expected"
-    lines.append(f"  budget     {wanted} trials{limit} with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
+    lines.append(f"  budget     {wanted}{limit} with sampler {recipe.sampler}, seed {recipe.seed}{repeats}")
     lines.append(f"  objective  {_objective(plan)}")
     return tuple(map(printable, lines))
 

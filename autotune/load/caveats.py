@@ -20,7 +20,7 @@ from autotune.load.steadiness import MIN_FOR_GROWTH, Drift, queue_growth, wait_d
 from autotune.load.throughput import progress_drift
 from autotune.load.window import Window, mean_in_flight, pauses, peak_in_flight
 from autotune.records import Arrivals, Caveat, ClockKind, LevelRole, LoadLevel, Measurement, RequestRecord
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 MAX_ERROR_SHARE = 0.01
 """Above this share of failed requests the figures are no objective: dropped requests make the others look fast."""
@@ -376,7 +376,7 @@ def _surroundings(e: Evidence) -> Iterator[Caveat]:
     if use.jit_compiles:
         yield Caveat(
             code="jit_compiling",
-            text=f"the server compiled {use.jit_compiles} kernel{'s' if use.jit_compiles > 1 else ''} during the "
+            text=f"the server compiled {plural(use.jit_compiles, 'kernel')} during the "
             "level, and requests waited for that",
             remedy="Measure again on the same server, or keep its compile cache: the next start finds them there.",
         )

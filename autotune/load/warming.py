@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from autotune.load.measure import token_pace_s
 from autotune.records import Arrivals, Caveat, LevelRole, LoadLevel, RequestRecord
+from autotune.units import plural
 
 MOST_PASSES = 6
 MOST_WARMUP_S = 180.0
@@ -58,7 +59,7 @@ class Warming:
         self._spent_s, self._last_s = self._spent_s + duration_s, duration_s
         self._doubt = ""
         if jit_compiles:
-            self._doubt = f"the server compiled {jit_compiles} kernel{'s' if jit_compiles > 1 else ''}"
+            self._doubt = f"the server compiled {plural(jit_compiles, 'kernel')}"
         elif before_s is not None and self._pace_s is not None and self._pace_s < (1 - STILL_FALLING) * before_s:
             self._doubt = "requests were still getting faster"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.promote.manifest import Deployment, Provenance
 from autotune.promote.quoting import comment_text
 from autotune.records import CriterionState, Estimate, GateRecord, GateVerdict
-from autotune.units import format_bytes, format_seconds
+from autotune.units import format_bytes, format_seconds, plural
 
 MARKER = "# Rendered by autotune "
 """Opens the first comment line of every file; `writing` knows its own files by it."""
@@ -96,7 +96,7 @@ def gate_summary(gate: GateRecord | None) -> str:
         return f"SKIPPED, nobody verified it: {comment_text(gate.reason)}"
     simulated = " (simulated)" if gate.simulated else ""
     count = len(gate.doubts)
-    doubts = f", with {count} doubt{'s' if count > 1 else ''}" if count else ""
+    doubts = f", with {plural(count, 'doubt')}" if count else ""
     return f"{gate.verdict}{simulated}{doubts}: {comment_text(gate.reason)}"
 
 

@@ -19,7 +19,7 @@ from autotune.report.view import StudyView
 from autotune.report.wording import MISSING, printable, rate, setting
 from autotune.search.baseline_values import starting_values
 from autotune.search.noise import Difference, RunNoise, difference, run_noise
-from autotune.units import format_seconds
+from autotune.units import format_seconds, plural
 
 SCHEMA = 1
 COMPARED_IDENTITY = ("model", "workload", "node", "vllm_version", "load")
@@ -255,7 +255,7 @@ def _heading(found: Comparison) -> Text:
         role = " (baseline)" if side.view.baseline == side.trial.number else ""
         text.append(
             f"study {printable(side.view.name)}, trial {side.trial.number}{role}, {launches} measured "
-            f"launch{'es' if launches != 1 else ''}, {side.trial.gpus} GPU{'s' if side.trial.gpus != 1 else ''}\n"
+            f"launch{'es' if launches != 1 else ''}, {plural(side.trial.gpus, 'GPU')}\n"
         )
     return text
 

@@ -45,7 +45,7 @@ from autotune.report.wording import (
 from autotune.search.objective import is_goodput
 from autotune.search.reasons import launch_reason, plain_why
 from autotune.store.study_record import AttemptRecord
-from autotune.units import format_bytes
+from autotune.units import format_bytes, plural
 
 
 def trial_detail(
@@ -163,7 +163,7 @@ def _certainty(table: Table, view: StudyView, trial: Trial) -> None:
 def _goodput(trial: Trial, found: Goodput) -> str:
     per_gpu = brief_requests(trial.goodput_rps_per_gpu)
     least = "at least " if found.is_open else ""
-    effort = f"{found.levels} levels, {seconds(found.seconds)}"
+    effort = f"{plural(found.levels, 'level')}, {seconds(found.seconds)}"
     if found.rate_rps is None:
         return f"no rate within {found.slo} ({effort})"
     return f"{least}{brief_requests(found.rate_rps)} requests/s, per GPU {per_gpu}, within {found.slo} ({effort})"

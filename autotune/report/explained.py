@@ -228,7 +228,7 @@ def _untried(found: Explanation, mark: str) -> list[RenderableType]:
         add(table, *_expected(one), _settings(one.changed))
     parts: list[RenderableType] = []
     if found.untried:
-        parts.append(titled(f"Never tried: the best of {found.left:,} configs, as expected", table))
+        parts.append(titled(f"Never tried: the best of {plural(found.left, 'config')}, as expected", table))
     if found.regions:
         regions = grid()
         for head in ("parameter", "value", "configs", *heads[:4]):

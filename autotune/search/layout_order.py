@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autotune.records import AttentionKind, Link, ModelShape, Node
 from autotune.search.rules_memory import smallest_gpu
-from autotune.units import format_bytes
+from autotune.units import format_bytes, plural
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ def _rest_why(layout: Layout, s: Situation) -> str:
     if layout.gpus < s.count:
         return f"G25: smaller than the node, {layout.gpus} of {s.count} GPUs{experts}"
     replica = layout.tensor * layout.pipeline
-    return f"G25: to compare, {replica} {'GPU' if replica == 1 else 'GPUs'} per replica{experts}"
+    return f"G25: to compare, {plural(replica, 'GPU')} per replica{experts}"
 
 
 def _of(s: Situation) -> Layout:

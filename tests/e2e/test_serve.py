@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path, services: list[Service]) -
     second = run(tmp_path, "serve", "--port", port, "--studies-dir", "other")
     assert (second.code, "--port" in second.err) == (ExitCode.INVALID_OPTION, True)
     other = run(tmp_path, "serve", "--port", "0")
-    assert (other.code, "another `autotune serve` runs" in other.err) == (25, True)
+    assert (other.code, "another `autotune serve` runs" in other.err) == (ExitCode.STUDY_BUSY, True)
 
 
 def test_a_folder_that_cannot_be_written_is_one_error_and_can_still_be_looked_at(

@@ -28,10 +28,11 @@ HANG_S = 300.0
 """What hangs reaches it, and nothing that is slow."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[str]:
+    """Of a server that ends by itself."""
+    with kept_port() as kept:
+        yield str(kept.getsockname()[1])
 
 
 def run(*args: str, env: dict[str, str] | None = None, timeout: float = HANG_S) -> tuple[int, str]:
@@ -436,8 +437,8 @@ def test_statistics_line_is_written_under_load() -> None:
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else "",
 )
-def test_starts_that_fail(args: tuple[str, ...], text: str) -> None:
-    status, output = run("serve", MODEL, "--port", str(free_port()), "--host", "127.0.0.1", *args)
+def test_starts_that_fail(args: tuple[str, ...], text: str, port: str) -> None:
+    status, output = run("serve", MODEL, "--port", port, "--host", "127.0.0.1", *args)
     assert status == 1
     assert text in output
     assert "Application startup complete" not in output
@@ -470,10 +471,10 @@ def test_help_and_version() -> None:
         assert run(flag) == (0, "0.25.1+simulated\n")
 
 
-def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path) -> None:
+def test_config_file_gives_options_and_the_command_line_wins(tmp_path: Path, port: str) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(f"model: {MODEL}\nmax-num-seqs: 32\ngpu-memory-utilization: 0.05\nenforce-eager: true\n")
-    status, output = run("serve", "--config", str(file), "--max_num_seqs=16", "--port", str(free_port()))
+    status, output = run("serve", "--config", str(file), "--max_num_seqs=16", "--port", port)
     assert status == 1
     assert "'max_num_seqs': 16" in output
     assert "'enforce_eager': True" in output
@@ -490,12 +491,12 @@ def test_taken_port_ends_the_start() -> None:
 
 
 @pytest.mark.parametrize("milestone", ["banner", "engine", "weights", "kv", "graphs", "ready"])
-def test_exit_and_crash_at_milestones(milestone: str) -> None:
-    status, output = run("serve", MODEL, "--port", str(free_port()), env={"AUTOTUNE_SIM_FAULT": f"exit-at:{milestone}"})
+def test_exit_and_crash_at_milestones(milestone: str, port: str) -> None:
+    status, output = run("serve", MODEL, "--port", port, env={"AUTOTUNE_SIM_FAULT": f"exit-at:{milestone}"})
     assert status == 1
     assert ("GPU KV cache size" in output) == (milestone in ("kv", "graphs", "ready"))
     if milestone == "kv":
-        status, _ = run("serve", MODEL, "--port", str(free_port()), "--sim-fault", "crash-at:kv")
+        status, _ = run("serve", MODEL, "--port", port, "--sim-fault", "crash-at:kv")
         assert status == -signal.SIGSEGV
 
 
@@ -562,8 +563,9 @@ def test_workers_re_title_themselves_and_wipe_their_environment_unless_told_not_
         child.kill()
 
 
-def test_a_port_is_lost_to_whoever_is_told_of_it(tmp_path: Path) -> None:
+def test_a_port_is_lost_to_whoever_is_told_of_it(tmp_path: Path, port: str) -> None:
     with socket.socket(socket.AF_UNIX) as door, socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as it is kept
         door.bind(str(tmp_path / "door"))
         door.listen()
 
@@ -577,7 +579,7 @@ def test_a_port_is_lost_to_whoever_is_told_of_it(tmp_path: Path) -> None:
         thread = threading.Thread(target=steal)
         thread.start()
         fault = f"port-lost:{tmp_path / 'door'}"
-        status, output = run("serve", MODEL, "--host", "127.0.0.1", "--port", str(free_port()), "--sim-fault", fault)
+        status, output = run("serve", MODEL, "--host", "127.0.0.1", "--port", port, "--sim-fault", fault)
         thread.join()
     assert status == 1
     assert "[Errno 98] Address already in use" in output
@@ -607,8 +609,8 @@ async def test_a_server_waits_for_leave_before_each_step(
     assert door.passed[:2] == ["start", "request"]
 
 
-def test_a_flooded_log_has_no_line_feed() -> None:
-    words = ("--port", str(free_port()), "--sim-fault", "flood-log:2", "--sim-fault", "exit-at:banner")
+def test_a_flooded_log_has_no_line_feed(port: str) -> None:
+    words = ("--port", port, "--sim-fault", "flood-log:2", "--sim-fault", "exit-at:banner")
     status, output = run("serve", MODEL, *words)
     assert status == 1
     assert max(len(line) for line in output.split("\n")) > 2_000_000

@@ -34,7 +34,10 @@ class Imported:
         stdin.flush()
         with selectors.DefaultSelector() as waiting:
             waiting.register(stdout, selectors.EVENT_READ)
-            assert waiting.select(PROGRAM_S), "the program does not end"
+            ended = waiting.select(PROGRAM_S)
+        if not ended:
+            self.close()  # its late answer would be taken for the next program's
+            raise TimeoutError(f"the program did not end in {PROGRAM_S:g} s")
         status = stdout.readline().strip()
         said = output.read_text(encoding="utf-8") if output.exists() else ""
         assert status == b"0", said[-3000:]

@@ -16,6 +16,9 @@ from autotune.simulator.coefficients import STUDIED, Coefficients
 SAMPLER = "prior"
 """The sampler that asks for a prior."""
 
+CONTROLS = frozenset({"random", "qmc", "grid"})
+"""Samplers that learn nothing from what was launched."""
+
 _DRAWN = 0
 """Of the requests that are simulated: any but the study's own draws would do, they differ in words and order only."""
 
@@ -74,13 +77,17 @@ def prior_of(plan: StudyPlan, load: LoadPlan, *, coefficients: Coefficients | No
 def tried_first(plan: StudyPlan) -> tuple[Config, ...]:
     """What is launched between the baseline and the sampler's own proposals.
 
-    What runs today comes first. Where a prediction ranks the space, the guide's first config is enough, beside those
-    that the operator asked for.
+    What runs today comes first, and what the operator asked for. Of the guide's configs none is launched before a
+    control, which is to show what knowing nothing finds; one before a prediction that ranks the space; all before a
+    sampler that learns from them.
     """
     today = () if plan.today is None else (plan.today,)
+    asked = len(plan.recipe.starting_points)
+    if plan.recipe.sampler in CONTROLS:
+        return (*today, *plan.starting_points[:asked])
     if plan.recipe.sampler != SAMPLER or not has_physics(plan):
         return (*today, *plan.starting_points)
-    return (*today, *plan.starting_points[: max(1, len(plan.recipe.starting_points))])
+    return (*today, *plan.starting_points[: max(1, asked)])
 
 
 def why_tried(plan: StudyPlan, config: Config) -> str:

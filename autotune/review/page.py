@@ -114,7 +114,7 @@ def control_of(store: Store, study: StudyRecord) -> Control | None:
     for one in reversed(store.studies()):
         if _is_control(one, study):
             trials = store.outlines(one.name, phases=True)
-            # The guide's configs come before a sampler is asked: a short study ends before anything was drawn.
+            # What the operator asked for comes before a sampler is asked: a short study ends before anything was drawn.
             if any(trial.origin is Origin.SAMPLER for trial in trials):
                 return Control(name=one.name, trials=trials)
     return None

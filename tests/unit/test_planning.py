@@ -12,7 +12,7 @@ import pytest
 from autotune.engine.flags import AcceptedFlags, FlagSpec
 from autotune.errors import InvalidOption, NoFeasibleConfig, UnknownName, VllmCommandError
 from autotune.planning import StudyPlan, Surroundings, make_plan
-from autotune.planning.prior import tried_first
+from autotune.planning.prior import CONTROLS, tried_first
 from autotune.recipe import EngineChoice, LoadChoice, Recipe
 from autotune.records import Config, EngineKind, LoadPlan, Objective
 
@@ -122,6 +122,19 @@ def test_what_runs_today_is_tried_first_where_it_can_start(here: Surroundings, s
     assert any(note.startswith("What runs today is not tried, as it cannot serve this: ") for note in wide.notes)
     with pytest.raises(UnknownName, match="--today: unknown flag 'max-num-seq'"):
         plan_of(here, space=space, today=Config.of({"max-num-seq": 96}))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "guides"), [("prior", 1), ("tpe", None), ("nsga2", None), ("random", 0), ("qmc", 0), ("grid", 0)]
+)
+def test_a_control_begins_with_nothing_that_it_was_told(here: Surroundings, sampler: str, guides: int | None) -> None:
+    plan = plan_of(here, sampler=sampler)
+    known = len(plan.starting_points)
+    assert known > 1
+    assert tried_first(plan) == plan.starting_points[:guides]
+    asked = plan_of(here, sampler=sampler, starting_points=(Config.of({"max-num-seqs": 64}),))
+    assert dict(tried_first(asked)[0].params)["max-num-seqs"] == 64
+    assert len(tried_first(asked)) == (1 if sampler in CONTROLS or guides else len(asked.starting_points))
 
 
 def test_what_cannot_start_is_counted_by_reason(here: Surroundings, space: str) -> None:

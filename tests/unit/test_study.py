@@ -156,10 +156,10 @@ def test_no_config_is_launched_twice_and_a_spent_space_ends_the_study(tmp_path: 
 def test_repeats_are_trials_of_their_own(tmp_path: Path) -> None:
     outcome, _ = finished(tmp_path, speeds, trials=3, repeats=1)
     repeats = [trial for trial in outcome.trials if trial.repeat_of is not None]
-    # The pick is the baseline, but trial 2 may be as good.
+    # The pick is the baseline, but trial 1 may be as good.
     assert outcome.pick is not None
     assert outcome.pick.number == 0
-    assert [(trial.repeat_of, trial.origin) for trial in repeats] == [(0, Origin.REPEAT), (2, Origin.VALIDATION)]
+    assert [(trial.repeat_of, trial.origin) for trial in repeats] == [(0, Origin.REPEAT), (1, Origin.VALIDATION)]
     assert len(outcome.trials) == 3 + len(repeats)
     assert not set(outcome.front) & {trial.number for trial in repeats}
 

@@ -67,7 +67,7 @@ class Pace:
     @property
     def deadline_s(self) -> float:
         """For a start or a level of a round in which something hangs."""
-        return max(2.0, 3 * self.start_s)
+        return max(1.8, 3 * self.start_s)
 
     def limit_s(self, deal: Deal) -> float:
         """Within which one run of the tuner must have ended, whatever its servers do."""
@@ -176,7 +176,7 @@ class Round:
             (self._gpus / f"nvidia{index}").touch()
         deadline_s = self._pace.deadline_s if self._deal.tight else self._pace.loose_s
         settings = {
-            "attempts": ATTEMPTS, "retry_pause_s": 0.2, "stop_grace_s": GRACE_S, "abandon": 0, "repeats": 0,
+            "attempts": ATTEMPTS, "retry_pause_s": 0.1, "stop_grace_s": GRACE_S, "abandon": 0, "repeats": 0,
             "start_deadline_s": deadline_s, "stall_deadline_s": deadline_s, "level_deadline_s": deadline_s,
             "vllm_command": f"{sys.executable} -m benchmarks.chaos.server serve", "engine": "process",
             "model": MODEL, "workload": "tiny", "space": "scheduler", "sampler": "random", "trials": TRIALS,

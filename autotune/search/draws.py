@@ -216,7 +216,8 @@ def _meeting(found: Sequence[Point], trials: Sequence[Trial], slo: Slo) -> Calla
                 fixed[k] &= limit.is_surely_met(figure)
             else:
                 uppers[k] = math.log(figure.value if figure.high is None else figure.high)
-        moving.append((uppers, 1.0 if limit.metric.value.startswith("ttft") else 0.5, math.log(limit.bound)))
+        if limit.metric.is_time:  # a bound of 0 errors has no logarithm
+            moving.append((uppers, 1.0 if limit.metric.value.startswith("ttft") else 0.5, math.log(limit.bound)))
 
     def met(ttft: Axis, columns: Columns) -> NDArray[np.bool_]:
         found = np.broadcast_to(fixed[columns], ttft.shape)

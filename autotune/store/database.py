@@ -111,7 +111,7 @@ class Database:
         try:
             with self._session(self.engine) as session:
                 yield session
-        except ValueError as error:  # a column that holds no JSON, or no time
+        except (ValueError, RecursionError) as error:  # a column that holds no JSON, or too deep, or no time
             raise StorageError(f"{self.location.label}: holds a record that cannot be read: {error}") from error
 
     @contextmanager

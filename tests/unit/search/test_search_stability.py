@@ -490,3 +490,11 @@ def test_without_a_baseline_a_config_that_beats_all_others_is_picked() -> None:
 def belief(figure: Estimate) -> Shrunken:
     assert figure.high is not None
     return Shrunken(mean=math.log(figure.value), sd=math.log(figure.high / figure.value) / 1.959964)
+
+
+def test_an_slo_that_allows_no_error_leaves_the_probabilities_to_the_times() -> None:
+    trials = [measured(0, 500.0, 0.05), measured(1, 1000.0, 0.3), measured(2, 2000.0, 0.46)]
+    times, all_of_it = Slo.of(ttft_p95=0.5), Slo.of(ttft_p95=0.5, error_rate=0.0)
+    found = assess(trials, pick(trials, slo=all_of_it), slo=all_of_it)
+    assert found.pick == 2
+    assert found.standings == assess(trials, pick(trials, slo=times), slo=times).standings

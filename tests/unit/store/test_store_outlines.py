@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import store_samples as samples
 
+from autotune.errors import StorageError
 from autotune.records import (
     Caveat,
     Config,
@@ -156,3 +159,16 @@ def test_some_trials_are_those_in_full(store: Store) -> None:
     full = store.trials("s")
     assert store.trials_of("s", [4, 2, 99]) == (full[2], full[4])
     assert store.trials_of("s", []) == ()
+
+
+def test_a_config_nested_too_deep_is_one_clear_error(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a.db") as store:
+        store.create_or_resume_study(samples.spec())
+        samples.add_trial(store, 0, samples.measured())
+    with closing(sqlite3.connect(tmp_path / "a.db")) as damaged:
+        damaged.execute("update autotune_trials set config = ?", ('{"params": ' + "[" * 9000 + "]" * 9000 + "}",))
+        damaged.commit()
+    with Store.open(tmp_path / "a.db") as store:
+        for read in (store.outlines, store.trials):
+            with pytest.raises(StorageError, match="cannot be read"):
+                read("s")

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.records import Estimate
 from autotune.report.wording import change_text, gain
 from autotune.search.drift import Drift, Trend
-from autotune.search.stability import CONFIDENCE, Assessment, Standing
+from autotune.search.stability import CANDIDATE, CONFIDENCE, Assessment, Standing
 from autotune.search.validation import Validation, ValidationState
 from autotune.units import plural
 
@@ -131,10 +131,17 @@ def _sureness(found: Assessment) -> str:
     assert standing is not None  # asked for a pick only
     again = f"the same pick in {chance(standing.pick_probability)} of the studies that could have been"
     if found.is_stable:
-        return f"Front and pick are stable: {again}, each config on the front or off it in {CONFIDENCE:.0%} or more."
+        aside = " Those that are no better than another are left out of that." if _any_beaten_luckily(found) else ""
+        each = f"each config on the front or off it in {CONFIDENCE:.0%} or more"
+        return f"Front and pick are stable: {again}, {each}.{aside}"
     unsure = [one.number for one in found.standings if not one.is_decided]
     place = f"; on the front or not is open for trial {_numbers(unsure)}" if unsure else ""
     return f"Not stable: {again}{place}. More --repeats would tell."
+
+
+def _any_beaten_luckily(found: Assessment) -> bool:
+    """Whether a config is no better than another one, and in so many drawn studies on the front all the same."""
+    return any(one.beaten_by and CANDIDATE < one.front_probability < CONFIDENCE for one in found.standings)
 
 
 def drift_lines(drift: Drift | None, what: str = "throughput") -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from report_cases import measured, repeated_study, study
 
 from autotune.records import Origin, Trial
-from autotune.report.certainty import chance, drift_lines
+from autotune.report.certainty import certainty_lines, chance, drift_lines
 from autotune.report.csv_view import trials_csv
 from autotune.report.detail import trial_detail
 from autotune.report.figures import svg_text
@@ -19,6 +19,7 @@ from autotune.report.json_view import study_document
 from autotune.report.tables import as_text, front_table, study_report, trials_table
 from autotune.report.view import StudyView
 from autotune.search.pareto import front_of, pick
+from autotune.search.stability import assess
 
 FAST, SAME, WIDE = {"max-num-seqs": 128}, {"max-num-seqs": 160}, {"max-num-seqs": 512}
 
@@ -111,6 +112,17 @@ def test_the_baseline_as_pick_has_nothing_to_prove() -> None:
     assert "alidated" not in text
     assert "Front and pick are stable" in text
     assert study_document(view)["pick"]["validated"] is None
+
+
+def test_what_is_no_better_than_another_is_not_said_to_be_on_the_front_or_off_it() -> None:
+    trials = (measured(0, 2000.0, 0.4, {}), measured(1, 1000.0, 0.9, FAST))
+    found = assess(trials, pick(trials))
+    assert found.is_stable
+    first, second = found.standings
+    lucky = replace(found, standings=(first, replace(second, beaten_by=(0,), front_probability=0.52)))
+    for one, aside in ((found, False), (lucky, True)):
+        (line,) = (line for line in certainty_lines(one) if line.startswith("Front and pick are stable"))
+        assert line.endswith("Those that are no better than another are left out of that.") is aside
 
 
 def test_the_csv_has_every_configs_standing_and_nothing_of_failures() -> None:

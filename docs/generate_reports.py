@@ -13,13 +13,7 @@ from autotune.store.places import Places
 from autotune.store.repository import Store
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDED = (
-    "h200-llama-8b-chat",
-    "h200-llama-8b-chat-2",
-    "h200-llama-8b-chat-random",
-    "h200-tight-memory",
-    "h200-x2-layouts",
-)
+RECORDED = ("h200-llama-8b-chat", "h200-llama-8b-chat-2", "h200-x2-layouts")
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ def become(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print
-    import vllm.benchmarks.serve  # noqa: F401
+    import vllm.benchmarks.serve  # noqa: F401 - what programs find imported
 
     gc.freeze()
     for line in sys.stdin:

@@ -152,7 +152,7 @@ def deal(seed: int, number: int) -> Deal:
             phase=KILLED_IN[(number + place * 4) % len(KILLED_IN)],
             after_s=chance.choice([0.0, chance.uniform(0.0, 0.3)]),
             keeper_too=chance.random() < 0.3,
-            pause_s=chance.choice([0.0, 0.0, chance.uniform(0.0, 1.0)]),
+            pause_s=chance.choice([0.0, 0.0, chance.uniform(0.0, 0.4)]),
         )
         for place in range(2 if number % 3 == 0 and not first.tight else 1)
     ]
